@@ -15,7 +15,7 @@ quick test test-of test-changed: export TMPDIR := $(or $(firstword $(MEMORY)),$(
 
 .PHONY: demo lint quick test test-of test-changed test-guards test-slow claims docs docs-tables clean \
 	test-long supported trains last-long soak upgrade bench bench-history screenshots words \
-	wheel wheelhouse release verify-release lock sbom image image-docker image-buildah audit
+	wheel wheelhouse tag release verify-release lock sbom image image-docker image-buildah audit
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo

@@ -34,9 +34,9 @@ from medsilo.mixing.aggregators import WeightedMean
 from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
 from medsilo_secagg.member import Member
-from medsilo_secagg.relay import KeyCollection, MaskedSums
 from medsilo_secagg.streams import add_streams, derive
 from medsilo_secagg.terms import SealedBlock, Terms
+from medsilo_server.masked_sums import KeyCollection, MaskedSums
 
 SIZE, REPEATS, BOUND = 1_000_000, 5, 16.0
 COUNTS = (3, 6, 16, 32, 64)

@@ -9,6 +9,11 @@ wheel: $(VENV)/.test-ready
 	$(call committed,build/wheel)
 	umask 022; $(BIN)/python provisioning/wheels.py build/wheel dist
 
+# Sign the tag of this version. When a person pushes the tag, CI builds, attests and keeps the files of the release:
+# make tag KEY=~/.ssh/id_ed25519
+tag:
+	$(PYTHON) provisioning/release.py tag . $(or $(KEY),$(error say KEY=, the private key that signs))
+
 # The wheels, the hashes of all that they need, and a signature over both by an SSH key: make release KEY=~/.ssh/id_ed25519
 release: wheel
 	$(BIN)/python provisioning/release.py write dist requirements.txt $(or $(KEY),$(error say KEY=, the private key that signs))

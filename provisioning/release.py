@@ -1,5 +1,7 @@
-"""Write and verify a release: the wheels, the hashes of all packages that they need, and the maintainer's signature.
+"""Write and verify a release: the signed tag, the wheels, the hashes of all packages that they need, and the
+maintainer's signature.
 
+    python provisioning/release.py tag . KEY                           # make tag KEY=...
     python provisioning/release.py write dist requirements.txt KEY     # make release KEY=...
     python provisioning/release.py verify dist SIGNERS                 # make verify-release SIGNERS=...
     python provisioning/release.py wheelhouse dist requirements.txt    # make wheelhouse
@@ -13,13 +15,51 @@ verifies a release must have received by another channel. This program installs 
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "maintainer"
+PLACEHOLDER = "FILL-IN"  # stands in CITATION.cff for what only the authors know
+
+
+def tag(checkout: Path, key: Path) -> None:
+    """Sign the tag of this version with an SSH key. If the checkout is not ready for a release, exit with the
+    reasons.
+    """
+    version = tomllib.loads((checkout / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    if open_points := [*_open_points(checkout, version)]:
+        sys.exit("\n".join((f"v{version} can't be tagged yet:", *open_points)))
+    signed = ["-c", "gpg.format=ssh", "-c", f"user.signingkey={key.resolve()}", "tag", "--sign"]
+    _git(checkout, *signed, "--message", f"medsilo {version}", f"v{version}")
+    if "BEGIN SSH SIGNATURE" not in _git(checkout, "cat-file", "tag", f"v{version}").stdout:
+        _git(checkout, "tag", "--delete", f"v{version}")  # git 2.39 makes an unsigned tag if the key cannot be read
+        sys.exit(f"v{version} could not be signed with {key.name}; give a private key of ssh-keygen's")
+    print(f"v{version} is signed. Push the tag: git push origin v{version}")
+
+
+def _open_points(checkout: Path, version: str) -> Iterator[str]:
+    """Yield what a person must do before the tag of a version can be made."""
+    changes, cited = ((checkout / name).read_text("utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
+    if not re.search(rf"(?m)^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changes):
+        yield f"CHANGELOG.md: give the heading the date of the release, as in '## {version} (2027-01-31)'"
+    if PLACEHOLDER in cited:
+        yield f"CITATION.cff: replace each {PLACEHOLDER} by what is true of the authors"
+    if not re.search(rf"(?m)^version: {re.escape(version)}$", cited):
+        yield f"CITATION.cff: the version is not {version}"
+    if _git(checkout, "status", "--porcelain").stdout:
+        yield "git: commit all changes"
+    if _git(checkout, "tag", "--list", f"v{version}").stdout:
+        yield f"git: v{version} exists, and a tag never moves; raise the version in pyproject.toml"
+
+
+def _git(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=checkout, stdout=subprocess.PIPE, text=True)
 
 
 def locked(requirements: Path) -> str:
@@ -98,6 +138,6 @@ def digest(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    acts = {("write", 3): write, ("verify", 2): verify, ("wheelhouse", 2): wheelhouse}
+    acts = {("tag", 2): tag, ("write", 3): write, ("verify", 2): verify, ("wheelhouse", 2): wheelhouse}
     what = acts.get((" ".join(sys.argv[1:2]), len(sys.argv) - 2))
     sys.exit(what(*map(Path, sys.argv[2:])) if what else __doc__)

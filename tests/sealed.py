@@ -13,9 +13,9 @@ from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Signer, Unsigned
 from medsilo_secagg.letters import Roster, SecAggMessage
 from medsilo_secagg.member import Member
-from medsilo_secagg.relay import KeyCollection, MaskedSums
 from medsilo_secagg.streams import Words
 from medsilo_secagg.terms import SealedBlock, Terms
+from medsilo_server.masked_sums import KeyCollection, MaskedSums
 
 Kind = TypeVar("Kind", bound=SecAggMessage)
 

@@ -16,8 +16,8 @@ from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
 
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
-    from medsilo_secagg.sealed_server import SealedServer
     from medsilo_secagg.sealed_site import SealedSite
+    from medsilo_server.sealed_server import SealedServer
 
 LEAST_SEALED = 3  # minimum number of hospitals in a round
 # methods of an aggregator's class that determine the result of aggregation
@@ -91,7 +91,7 @@ class Pairwise(SecureAggregation):
 
     def server(self, scheduler: Any, state: Any, kit: Any) -> "SealedServer":
         from medsilo_secagg.identity import signer_of
-        from medsilo_secagg.sealed_server import SealedServer
+        from medsilo_server.sealed_server import SealedServer
 
         return SealedServer(scheduler, state, signer_of(kit) if kit else None)
 

@@ -20,9 +20,9 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import StudyMessage
 from medsilo.site.settings import SiteSettings
 from medsilo_secagg.sealed_rounds import SealedGroup
-from medsilo_secagg.sealed_server import SealedServer
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
+from medsilo_server.sealed_server import SealedServer
 from tests.conftest import make_plan
 from tests.sealed import correlation
 from tests.sites import sites_of

@@ -63,7 +63,9 @@ def _named(job: str | Path) -> Path:
     if inside:
         raise MedsiloError(f"{folder} lies in a job; give the job's folder, {inside}, and another plan with --plan")
     if folder.is_file() and folder.suffix == ".py":
-        raise MedsiloError(f"{folder} is a script and no job; for your own script: medsilo docs research/own-script")
+        raise MedsiloError(
+            f"{folder} is a script and no job; for your own script, with medsilo-lab: medsilo docs research/own-script"
+        )
     if folder.is_file():
         raise MedsiloError(f"{folder} is a file; give the job's folder, and a plan with --plan")
     if (folder / paths.PLAN).is_file() and (folder / paths.ROUNDS).is_file():

@@ -34,7 +34,10 @@ LACKING = "a pre-trained file that the network begins with is not here"
 # The name of a tensor that only the first message of a study contains. If a script uses NVFlare's client and not
 # medsilo's, it fails with an error that contains the tensor's name, NOT_JOINED. If NOT_JOINED did not make the script
 # fail, NVFlare's patch of Lightning's trainer would receive the same message forever.
-NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare's (medsilo docs research/own-script)"
+NOT_JOINED = (
+    "this script has not joined: use medsilo.client in place of nvflare's (with medsilo-lab: medsilo docs "
+    "research/own-script)"
+)
 
 
 class _ArrivalFile(Spill):

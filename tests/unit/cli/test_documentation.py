@@ -1,5 +1,6 @@
 """`medsilo docs` prints the documentation of an installed package, even if the repository is missing."""
 
+import ast
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from medsilo.cli.documentation import all_passages, in_signs, named, search
 from medsilo.core.yaml_text import load_yaml
 from provisioning.wheels import LAB, OF_LAB, is_of_lab, write_pages
 from tests.federation.test_without_the_lab import HIDDEN
+from tests.sources import modules, tree_of
 from tools.words import helps, messages, templates
 
 PASSAGES = all_passages()
@@ -126,9 +128,27 @@ def test_a_hospital_s_wheel_has_each_page_that_a_hospital_s_program_names(root: 
         for path in root.glob("custom/**/*.py")
         if path.relative_to(root / "custom").parts[0] not in LAB
     ]
-    named_pages = {page for text in code for page in re.findall(r"medsilo docs ([a-z-]+/[a-z/-]+)", text)}
+    # the author of a script, who has medsilo-lab, reads messages that name medsilo-lab
+    named_pages = {
+        page for text in code for page in re.findall(r"(?<!with medsilo-lab: )medsilo docs ([a-z-]+/[a-z/-]+)", text)
+    }
     assert {"study/join", "trust/privacy"} <= named_pages <= pages.keys()
+    assert "research/own-script" in pages
     assert [page for page in sorted(named_pages) if is_of_lab(page)] == []
+
+
+def test_a_hospital_s_wheel_has_no_module_that_needs_the_other_wheel(root: Path) -> None:
+    """Only functions that run with medsilo-lab import packages of medsilo-lab."""
+    needing = {
+        name
+        for name, path in modules().items()
+        if name.partition(".")[0] not in LAB
+        for node in tree_of(path).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for one in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        if one.partition(".")[0] in LAB
+    }
+    assert needing == set()
 
 
 def test_questions_of_a_new_user_have_answers_in_two_clicks(root: Path) -> None:

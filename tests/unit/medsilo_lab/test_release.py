@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -149,3 +150,45 @@ def test_a_release_is_signed_and_every_change_is_noticed(root: Path, tmp_path: P
     unknown.write_text("elsewhere==1.0\n")
     offline = release(root, "write", dist, unknown, own, place=place)
     assert offline.returncode == 1 and offline.stderr.splitlines()[-1].endswith("nothing is signed")
+
+
+def test_a_tag_is_signed_when_the_checkout_is_ready_for_a_release(root: Path, tmp_path: Path) -> None:
+    checkout, own = tmp_path / "checkout", key(tmp_path, "own")
+    checkout.mkdir()
+    for name in ("pyproject.toml", "CHANGELOG.md", "CITATION.cff"):
+        shutil.copy(root / name, checkout)
+    (tmp_path / "signers").write_text(f"maintainer {own.with_suffix('.pub').read_text()}")
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        person = ["-c", "user.name=A. Person", "-c", "user.email=person@example.org"]
+        trusted = ["-c", f"gpg.ssh.allowedSignersFile={tmp_path / 'signers'}"]
+        return subprocess.run(["git", *person, *trusted, *words], cwd=checkout, capture_output=True, text=True)
+
+    def tag(by: Path = own) -> subprocess.CompletedProcess[str]:
+        return release(root, "tag", checkout, by)
+
+    assert git("init", "--quiet").returncode == 0
+    for name in ("user.name", "user.email"):
+        git("config", name, "person@example.org")
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    refused = tag()
+    assert refused.returncode == 1 and not git("tag").stdout
+    for said in ("can't be tagged yet", "CHANGELOG.md: ", "replace each FILL-IN", "git: commit all changes"):
+        assert said in refused.stderr
+
+    for name, before, after in (
+        ("CHANGELOG.md", "(not released yet)", "(2027-01-31)"),
+        ("CITATION.cff", "FILL-IN", "Person"),
+    ):
+        text = (checkout / name).read_text()
+        assert before in text
+        (checkout / name).write_text(text.replace(before, after))
+    git("add", ".")
+    git("commit", "--quiet", "--message", "Release")
+    assert "could not be signed with nowhere" in tag(tmp_path / "nowhere").stderr
+    made = tag()
+    assert made.returncode == 0 and f"git push origin v{version}" in made.stdout, made.stderr
+    assert git("verify-tag", f"v{version}").returncode == 0
+    assert "a tag never moves" in tag().stderr
+    (tmp_path / "signers").write_text(f"maintainer {key(tmp_path, 'other').with_suffix('.pub').read_text()}")
+    assert git("verify-tag", f"v{version}").returncode != 0

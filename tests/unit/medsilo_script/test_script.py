@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from enum import StrEnum
 from functools import partial, reduce
+from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -733,6 +734,24 @@ def test_what_is_wrong_is_told_by_the_recipes_arguments(
     with pytest.raises(MedsiloError, match=re.escape(told)) as error:
         getattr(recipes, recipe)(model=nn.Conv2d(1, 2, 3), min_clients=2, train_script="client.py", **given)
     assert key not in str(error.value)
+
+
+def test_the_page_s_change_of_hello_pt_makes_its_network_one_for_fedbn(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (root / "docs/research/own-script.md").read_text("utf-8")
+    [change] = re.findall(r"(?s)```diff\n( class SimpleNetwork.*?)```", page)
+    head = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
+    for name, left_out in (("before_fedbn", "+"), ("with_fedbn", "-")):
+        kept = [line[1:] for line in change.splitlines() if not line.startswith(left_out)]
+        (tmp_path / f"{name}.py").write_text(head + "\n".join(kept))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before, after = (import_module(name).SimpleNetwork() for name in ("before_fedbn", "with_fedbn"))
+    assert after(torch.zeros(2, 3, 32, 32)).shape == before(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    with pytest.raises(MedsiloError, match="batch norm"):
+        recipes.FedBNRecipe(model=before, min_clients=2, train_script="client.py")
+    assert recipes.FedBNRecipe(model=after, min_clients=2, train_script="client.py").plan.algorithm.name == "fedbn"
 
 
 @over_all("model", [{}, {"class_path": ""}, {"class_path": "Net"}, {"class_path": "torch.nn.Nothing"}, "", [], None])

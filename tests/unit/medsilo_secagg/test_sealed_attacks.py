@@ -13,13 +13,14 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Tensors
-from medsilo_secagg import masks, relay
+from medsilo_secagg import masks
 from medsilo_secagg.fixed_point import SIGNED, as_words
 from medsilo_secagg.letters import Offer
 from medsilo_secagg.masks import agree
 from medsilo_secagg.shamir import SHARE, combine
 from medsilo_secagg.streams import Words, add_streams
 from medsilo_secagg.terms import SealedBlock
+from medsilo_server import masked_sums
 from tests.sealed import Hospitals, as_groups, block, close, correlation, mean_of, names, numbers, terms
 
 CHANCE = 0.01  # the largest absolute correlation that two unrelated vectors of this size have by chance
@@ -41,15 +42,15 @@ def with_known_key(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(masks, what, lambda secret, *about: honest(bytes(32), *about))
 
 
-def context_of(server: relay.MaskedSums) -> bytes:
+def context_of(server: masked_sums.MaskedSums) -> bytes:
     return masks.context_of(server.terms, server.number, server._dealt)
 
 
-def take_off_own(best: Words, server: relay.MaskedSums, seed: bytes) -> None:
+def take_off_own(best: Words, server: masked_sums.MaskedSums, seed: bytes) -> None:
     add_streams(best, [masks.own_mask(seed, context_of(server), "model", -1)])
 
 
-def take_off_pairs(best: Words, server: relay.MaskedSums, place: int, secrets: dict[int, bytes]) -> None:
+def take_off_pairs(best: Words, server: masked_sums.MaskedSums, place: int, secrets: dict[int, bytes]) -> None:
     """Remove a site's pairwise masks; the attack computes these masks from the secrets that the site shares with other
     sites.
     """
@@ -110,7 +111,7 @@ def test_an_upload_that_comes_after_its_site_was_given_up(left_out: str, monkeyp
     assert close(own.read(sums["model"], 3), mean_of(models, names(3)))
     revealed = server._secret("site-3", False)
 
-    def with_all(now: relay.MaskedSums) -> dict[int, bytes]:
+    def with_all(now: masked_sums.MaskedSums) -> dict[int, bytes]:
         return {place: agree(revealed, site, now._offers[site].offered.mask) for place, site in enumerate(names(3))}
 
     take_off_pairs(late, server, 3, with_all(server))
@@ -186,7 +187,7 @@ def test_letters_of_wrong_size_or_form() -> None:
 
 def test_letters_under_another_name() -> None:
     study, models = Hospitals(terms(4)), numbers(4)
-    server = relay.MaskedSums(study.terms, 1, [block(models)])
+    server = masked_sums.MaskedSums(study.terms, 1, [block(models)])
     offer = study.members["site-1"].offer(1)
     with pytest.raises(Refused, match="site-0:.*round than 1"):
         server.offer("site-0", offer)

@@ -12,10 +12,10 @@ from medsilo_secagg.fixed_point import FixedPoint, Flat
 from medsilo_secagg.identity import Unsigned
 from medsilo_secagg.masks import context_of, own_mask
 from medsilo_secagg.member import Member, Secrets, Turn
-from medsilo_secagg.relay import MaskedSums
 from medsilo_secagg.shamir import SHARE
 from medsilo_secagg.streams import add_streams
 from medsilo_secagg.terms import SealedBlock, Terms
+from medsilo_server.masked_sums import MaskedSums
 from tests.sealed_vectors import BOUND, DROPPED, FILE, NAME, NUMBERS, PLAN, ROUND, SITES, STUDY, THRESHOLD, Vectors
 
 TERMS = Terms(STUDY, PLAN, SITES, THRESHOLD)

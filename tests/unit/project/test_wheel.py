@@ -61,7 +61,8 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         "medsilo_page/style.html",
         "medsilo_script/client.py",
     } <= names
-    assert one[0].stat().st_size < 1_000_000
+    # below 1 MB, with room for changes
+    assert one[0].stat().st_size < 995_000
     assert {
         "medsilo/lab_pages.json.bz2",
         "medsilo_lab/report/base.html",

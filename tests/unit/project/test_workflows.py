@@ -13,7 +13,8 @@ from tests.sources import makefile
 from tests.unit.project import test_wheel
 
 ACTION = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
-FILES = ("workflows/ci.yml", "workflows/nightly.yml", "workflows/long.yml", "actions/python/action.yml")
+RELEASE = "workflows/release.yml"
+FILES = ("workflows/ci.yml", "workflows/nightly.yml", "workflows/long.yml", RELEASE, "actions/python/action.yml")
 
 
 def steps_in(part: Any) -> list[dict[str, Any]]:
@@ -42,6 +43,34 @@ def test_a_workflow_calls_targets_of_the_makefile_and_pinned_actions(name: str, 
     if name.startswith("workflows"):
         assert read["permissions"] == {"contents": "read"}
         assert all(0 < job["timeout-minutes"] <= 350 for job in read["jobs"].values())
+
+
+def test_a_workflow_is_tested_here(root: Path) -> None:
+    assert {f"workflows/{path.name}" for path in (root / ".github/workflows").iterdir()} == {*FILES[:-1]}
+
+
+def test_a_release_s_files_are_attested_and_its_site_is_published(root: Path) -> None:
+    """Only jobs for release tags may write, and only attestations and the website."""
+    read = yaml.safe_load((root / ".github" / RELEASE).read_text("utf-8"))
+    assert read[True] == {"push": {"tags": ["v*"]}}  # YAML reads the key "on" as true
+    files, site = read["jobs"]["files"], read["jobs"]["site"]
+    assert files["permissions"] == {"contents": "read", "id-token": "write", "attestations": "write"}
+    assert site["permissions"] == {"contents": "read", "id-token": "write", "pages": "write"}
+    made, attested, kept = (where(files, word) for word in ("make ", "attest-build-provenance", "upload-artifact"))
+    assert max(made) < min(attested) < min(kept) and [files["steps"][at]["run"] for at in made] == [
+        "make wheel",
+        "make sbom",
+    ]
+    [proved], [uploaded] = ([files["steps"][at]["with"] for at in steps] for steps in (attested, kept))
+    assert proved["subject-path"].split() == uploaded["path"].split() == ["dist/*.whl", "dist/sbom.cdx.json"]
+    assert max(where(site, "make docs")) < min(where(site, "upload-pages-artifact")) < min(where(site, "deploy-pages"))
+    others = [job for one in jobs_of(root, *FILES[:-1]) for job in one.values() if job not in (files, site)]
+    assert others and all("write" not in job.get("permissions", {}).values() for job in others)
+
+
+def where(job: Any, word: str) -> list[int]:
+    """Return the places of the steps that run a command or an action."""
+    return [at for at, step in enumerate(job["steps"]) if word in step.get("run", "") or word in step.get("uses", "")]
 
 
 def test_the_long_tests_have_each_python_that_wheels_are_installed_with(root: Path) -> None:

@@ -16,7 +16,6 @@ from medsilo.runs.messages import Joined, SecAggAnswer, SiteAnswer, Task
 from medsilo.schedule.phase import Phase
 from medsilo_secagg.identity import Certified, Signer, Unsigned
 from medsilo_secagg.letters import KeyShares, Roster, needed
-from medsilo_secagg.relay import KeyCollection, MaskedSums
 from medsilo_secagg.sealed_rounds import (
     WORDS,
     Blocks,
@@ -29,6 +28,7 @@ from medsilo_secagg.sealed_rounds import (
 )
 from medsilo_secagg.streams import Words
 from medsilo_secagg.terms import Terms
+from medsilo_server.masked_sums import KeyCollection, MaskedSums
 from medsilo_server.requests import Exchange, RequestScheduler
 from medsilo_server.server_state import RoundAggregation, ServerState, Store
 
