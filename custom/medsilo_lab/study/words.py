@@ -7,8 +7,10 @@ from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVe
 
 OF_PATIENTS = {
     "accuracy": "test cases, {} classified correctly",
+    "auroc": "pairs of cases of different classes, {} put in the right order",
     "concordance": "pairs of patients, {} put in the right order",
 }
+NO_INTERVAL = "no interval, as nothing tells how others differ"
 LITTLE = 0.02  # smallest difference that is relevant in practice; sample sizes are calculated for this difference
 
 
