@@ -36,7 +36,7 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
     told = ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])])
     if found.open:
-        return f"no interval, as nothing tells how others differ; {told}"
+        return f"{NO_INTERVAL}; {told}"
     corrected = ", corrected," if found.corrected and seeds else ""
     return f"95 % interval{corrected} {interval_in_points(found)} for patients like these; {told}"
 
