@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from medsilo.runs.score import DIGITS_OF_FEW, digits_of
 from medsilo_lab.study.verdict_file import PairedDifference
 from results import contrasts
 from results.contrasts import Answers
@@ -183,7 +184,10 @@ def _set(one: Answers) -> tuple[str, str]:
 
 
 def _mean(one: Answers, name: str | None) -> str:
-    return f"{100 * one.mean(name):.1f}" if name and name in one.kept.scores else "–"
+    """Return a mean score in %, with the digits that the number of patients justifies."""
+    if not name or name not in one.kept.scores:
+        return "–"
+    return f"{100 * one.mean(name):.{digits_of(one.patients) - DIGITS_OF_FEW}f}"
 
 
 def group(*names: str) -> Callable[[], str]:

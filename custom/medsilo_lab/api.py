@@ -189,8 +189,9 @@ class Run:
 
     @property
     def classes(self) -> "DataFrame":
-        """A table with a row per site and class: test cases, sensitivity, specificity, and AUROC against the other
-        classes.
+        """A table with a row per site and class: test cases, sensitivity, specificity, precision, F1, AUROC and PR-AUC
+        against the other classes, and rates at 90 % specificity or sensitivity. Columns such as `f1_low` and `f1_high`
+        are the ends of 95 % intervals.
 
         The predicted class is the class with the highest probability. If a site suppresses its class counts, the table
         has no rows for this site.
@@ -198,8 +199,11 @@ class Run:
         run, names, rows = self._result, self.plan.task.goal.label_names, []
         for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
             for rates in by_class(own, names):
-                name, *told = rates
-                rows.append({"site": site, "class": name, **dict(zip(rates._fields[1:], told, strict=True))})
+                told = rates._asdict()
+                name, intervals = told.pop("name"), told.pop("intervals")
+                for of in [*told][1:]:
+                    told |= dict(zip((f"{of}_low", f"{of}_high"), intervals.get(of, (None, None)), strict=True))
+                rows.append({"site": site, "class": name, **told})
         return _frame(rows, ["site", "class"])
 
     @property

@@ -130,8 +130,8 @@ class ModelsAndSelector(Algorithm):
     def check_task(self, task: Task) -> None:
         if not task.goal.by_case:
             raise PlanError(
-                f"algorithm.name: {self.name} chooses a model for each case, and risks of two models cannot be "
-                f"compared; choose fedavg, or ditto for personal models"
+                f"algorithm.name: {self.name} chooses a model for each case, and a single case has no "
+                f"{task.goal.metric}; choose fedavg, or ditto for personal models"
             )
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

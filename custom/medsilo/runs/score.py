@@ -12,7 +12,7 @@ from pydantic import Field
 
 from medsilo.runs.fields import Amount, Count, Metric, RecordPart
 
-MISSING, SUPPRESSED, UNTRAINED = "–", "suppressed", "untrained"
+MISSING, SUPPRESSED, UNTRAINED, SEEN = "–", "suppressed", "untrained", "seen in training"
 DIGITS, DIGITS_OF_FEW = 3, 2  # number of decimal places of a score over many cases, and over few cases
 FEW = 100  # for fewer cases than this, a score's third decimal place is meaningless
 UNIT_RANGE = (0.0, 1.0)
@@ -33,6 +33,7 @@ class Score(RecordPart):
     )
     step: Amount = Field(0.0, description="step to which the score was rounded; 0: no rounding")
     trained: bool = Field(True, description="whether the model was trained; `false`: the initial model of round 0")
+    seen: bool = Field(False, description="whether the model was trained with some of the tested patients")
 
     @classmethod
     def told(
@@ -42,6 +43,7 @@ class Score(RecordPart):
         step: float = 0.0,
         *,
         trained: bool = True,
+        seen: bool = False,
         suppressed: bool = False,
         bounds: Interval = UNIT_RANGE,
     ) -> Self:
@@ -51,11 +53,12 @@ class Score(RecordPart):
             step: step to which the site rounded the number
         """
         if value is None:
-            return cls(kind="suppressed" if suppressed else "missing", n=n, step=step, trained=trained)
+            return cls(kind="suppressed" if suppressed else "missing", n=n, step=step, trained=trained, seen=seen)
         if not step:
-            return cls(kind="value", value=value, low=value, high=value, n=n, trained=trained)
+            return cls(kind="value", value=value, low=value, high=value, n=n, trained=trained, seen=seen)
         low, high = (min(max(value + off, bounds[0]), bounds[1]) for off in (-step / 2, step / 2))
-        return cls(kind="range", low=float(f"{low:.12g}"), high=float(f"{high:.12g}"), n=n, step=step, trained=trained)
+        low, high = float(f"{low:.12g}"), float(f"{high:.12g}")
+        return cls(kind="range", low=low, high=high, n=n, step=step, trained=trained, seen=seen)
 
     @classmethod
     def within(cls, ends: Interval, n: int | None = None) -> Self:
@@ -67,9 +70,10 @@ class Score(RecordPart):
         low, high = (float(f"{end:.12g}") for end in (low, high))  # removes rounding errors of sums
         n = None if any(part.n is None for part in parts) else sum(part.n or 0 for part in parts)
         step, trained = max(part.step for part in parts), all(part.trained for part in parts)
+        seen = any(part.seen for part in parts)
         if not step:
-            return cls(kind="value", value=low, low=low, high=high, n=n, trained=trained)
-        return cls(kind="range", low=low, high=high, n=n, step=step, trained=trained)
+            return cls(kind="value", value=low, low=low, high=high, n=n, trained=trained, seen=seen)
+        return cls(kind="range", low=low, high=high, n=n, step=step, trained=trained, seen=seen)
 
     @property
     def known(self) -> bool:
@@ -89,7 +93,7 @@ class Score(RecordPart):
             digits = min(_decimals(self.step / 2), DIGITS)
             ends = (_cut(self.low, digits, math.floor), _cut(self.high, digits, math.ceil))
             text = " to ".join(f"{end:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{end:.0f}" for end in ends)
-        return text if self.trained else f"{text} {UNTRAINED}"
+        return " ".join([text, *([] if self.trained else [UNTRAINED]), *([SEEN] if self.seen else [])])
 
 
 def about(text: str) -> str:

@@ -11,20 +11,25 @@ from medsilo.tasks.decisions import (
     ClassCounts,
     area_under_curve,
     areas_under_curve,
+    average_precisions,
     balanced_accuracy,
+    best_beside,
     calibration_error,
 )
 from medsilo.tasks.measuring import chances, confusion, judged, rates_of, reliability
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, WEIGHT, Counts, Figures, Measures
 from medsilo.tasks.objective import Objective
 
+AT_LEAST = 0.9  # the other rate, if a rate is reported at a fixed specificity or sensitivity
+AT_RATE = ("sensitivity_at_90_specificity", "specificity_at_90_sensitivity")
+
 
 class Classification(Objective):
     """Classification with cross entropy as loss and accuracy as metric.
 
-    Besides the accuracy, the test of a classification reports balanced accuracy, the area under the ROC curve and
-    calibration. If there are two classes, the test reports sensitivity and specificity at a threshold on the
-    probability, too.
+    Besides the accuracy, the test of a classification reports balanced accuracy, calibration, and the areas under the
+    ROC curve and the precision-recall curve. If there are two classes, the test reports sensitivity, specificity,
+    precision and F1 at a threshold on the probability, too.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -97,11 +102,27 @@ class Classification(Objective):
             if self.classes > 2:  # with two classes, both classes have the same area under the ROC curve
                 areas = areas_under_curve(counts[CHANCES], self.classes)
                 figures |= {f"auroc_{label}": area for label, area in enumerate(areas)}
+            figures |= self._of_curves(counts[CHANCES])
         if PLACED in counts:
             figures["calibration_error"] = calibration_error(counts[RELIABILITY], counts[PLACED])
         if DECIDED in counts:
             rates = rates_of(counts[DECIDED])
             figures["sensitivity"], figures["specificity"] = rates or (None, None)
+            _, wrong, missed, right = counts[DECIDED]
+            figures["precision"] = right / (right + wrong) if right + wrong else None
+            figures["f1"] = 2 * right / (2 * right + wrong + missed) if right + wrong + missed else None
+        return figures
+
+    def _of_curves(self, histograms: Sequence[float]) -> Figures:
+        """Return numbers of the precision-recall curve and of the ROC curve of each class. For two classes, `pr_auc` is
+        the number of the second class, and for more classes the mean.
+        """
+        areas, best = average_precisions(histograms, self.classes), best_beside(histograms, self.classes, AT_LEAST)
+        known = [area for area in areas if area is not None]
+        whole = areas[1] if self.classes == 2 else sum(known) / len(known) if known else None
+        figures: Figures = {"pr_auc": whole, **{f"pr_auc_{label}": area for label, area in enumerate(areas)}}
+        for place, name in enumerate(AT_RATE):
+            figures |= {f"{name}_{label}": both[place] if both else None for label, both in enumerate(best)}
         return figures
 
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:

@@ -131,6 +131,46 @@ def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def average_precisions(histograms: Sequence[float], classes: int) -> list[float | None]:
+    """For each class, return the area under the precision-recall curve (average precision), or None if no case belongs
+    to the class.
+
+    All cases in a histogram bin are added to the curve at once.
+    """
+    precision, recall = [], []
+    for others, own in _from_above(histograms, classes):
+        precision.append(own / (own + others).clamp(min=1e-9))
+        recall.append(own / own[-1])
+    areas = [float((p * torch.diff(r, prepend=torch.zeros(1))).sum()) for p, r in zip(precision, recall, strict=True)]
+    return [None if math.isnan(area) else area for area in areas]
+
+
+def best_beside(histograms: Sequence[float], classes: int, least: float) -> list[tuple[float, float] | None]:
+    """For each class, return the highest sensitivity with a specificity of at least `least`. Also return the highest
+    specificity with a sensitivity of at least `least`. The result is None if no case or all cases belong to the class.
+
+    The test cases determine the threshold, so both rates are higher than for other patients.
+    """
+    found: list[tuple[float, float] | None] = []
+    for others, own in _from_above(histograms, classes):
+        if not own[-1] or not others[-1]:
+            found.append(None)
+            continue
+        zero = torch.zeros(1, dtype=own.dtype)
+        sensitivity, specificity = torch.cat([zero, own / own[-1]]), 1 - torch.cat([zero, others / others[-1]])
+        enough = least - 1e-9
+        found.append((float(sensitivity[specificity >= enough].max()), float(specificity[sensitivity >= enough].max())))
+    return found
+
+
+def _from_above(histograms: Sequence[float], classes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each class and each threshold in descending order, count the cases whose probability is at least the
+    threshold: cases of other classes, and cases of the class.
+    """
+    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS).flip(2).cumsum(2)
+    return [(others, own) for others, own in counts]
+
+
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
     """Return the expected calibration error, computed with BROAD bins of equal width; None if there are no cases.
 

@@ -2,6 +2,7 @@
 disclosed.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from math import log, sqrt
 from pathlib import Path
@@ -16,7 +17,7 @@ from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import Summary
-from medsilo.runs.score import Interval, Score, interval_text
+from medsilo.runs.score import Interval, Score, interval_text, number_text
 from medsilo.tasks.segmentation import Segmentation
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.class_rates import by_class
@@ -58,7 +59,7 @@ def write_card(source: Source, folder: Path) -> None:
 def template(name: str) -> Template:
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts.filters |= {"told": _shown, "interval": interval_text}
+    texts.filters |= {"told": _shown, "interval": interval_text, "rate": _rate}
     texts.policies["json.dumps_kwargs"] = {}
     return texts.get_template(f"{name}.template")
 
@@ -175,6 +176,14 @@ def _interval_of(metric: str, score: float, cases: int) -> Interval:
         return round(float(found.low), 4), round(float(found.high), 4)
     half = sqrt(log(2 / (1 - LEVEL)) / (2 * cases))
     return round(max(score - half, 0), 4), round(min(score + half, 1), 4)
+
+
+def _rate(one: Mapping[str, Any], of: str) -> str:
+    """Format the rate of a class and its confidence interval, with the digits that the number of cases justifies."""
+    if one[of] is None:
+        return _shown(None)
+    ends = one["intervals"].get(of)
+    return f"{number_text(one[of], one['cases'])} ({interval_text(ends, one['cases'])})" if ends else _shown(None)
 
 
 def _shown(value: float | Undefined | None, form: str = "%d") -> str:

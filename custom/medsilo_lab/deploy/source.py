@@ -36,7 +36,7 @@ class Committee(nn.Module):
 
     def __init__(self, task: Task, members: Sequence[nn.Module]) -> None:
         super().__init__()
-        if not task.goal.by_case:
+        if not task.goal.by_case and not task.goal.classifies:
             raise MedsiloError(
                 "survival models form no ensemble, because their risks cannot be compared; give one model"
             )

@@ -35,6 +35,7 @@ class Judged:
     leaving: Score
     exact: SiteResult  # exact results over all cases, which stay at the hospital
     labels: Sequence[str]
+    seen: bool  # true if the hospital trained the model, so that some of the tested patients trained it
 
     def against(self, other: "Judged") -> Difference:
         return compare([{"here": self.test.scores}], [{"here": other.test.scores}])
@@ -78,19 +79,22 @@ def judged(
             "cases": judge.disclosure.told_cases.test,
         }
         step = judge.disclosure.steps.get("test", 0.0)
-        leaving = Score.told(reported["test"], reported["cases"], step, suppressed=True)
+        seen = site in source.plan.participation.sites
+        leaving = Score.told(reported["test"], reported["cases"], step, seen=seen, suppressed=True)
         metric, whose = plan.task.goal.metric, np.unique(patients_of(data.test), return_inverse=True)[1]
         own = Scores(scores.measures[metric].numpy(), whose)
         counts = plan.task.goal.counts(scores.measures, patients_of(data.test), 1)
         facts = {"counts": counts, "test": scores.score, "test_loss": scores.loss}
         exact = SiteResult(**tested_as(plan.task, facts, len(whose), None))
         test = SiteTest(metric, own, scores.measures)
-        found.append(Judged(test, reported, leaving, exact, plan.task.goal.label_names))
+        found.append(Judged(test, reported, leaving, exact, plan.task.goal.label_names, seen))
     return found
 
 
 def _all_tested(data: SiteData) -> SiteData:
-    """Return the data with all cases as test cases, because the model was not trained with any of the cases."""
+    """Return the data with all cases as test cases. If the hospital trained the model, the model's training cases are
+    among them.
+    """
     parts = [part for part in (getattr(data, part) for part in PARTS) if len(part)]
     nobody, test = dealt(parts, [[], range(sum(map(len, parts)))])
     return replace(data, train=nobody, validation=nobody, test=test)

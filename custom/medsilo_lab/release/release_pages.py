@@ -16,6 +16,7 @@ from medsilo_lab.report.formats import cell, score_cell
 from medsilo_lab.report.run_warnings import GUESSES, is_little, way
 from medsilo_lab.report.template import fill, save
 from medsilo_lab.study.verdict_file import Notice
+from medsilo_lab.study.words import NO_INTERVAL, points
 
 LIMITS = (
     "A score is over this hospital's cases alone, and says nothing of others.",
@@ -27,6 +28,10 @@ PAGE = "validation.html"
 DOUBT = (
     "{name} reaches {metric} {score}, and {guess} {base}. A model that is wrong for these data scores so: check that "
     "files, labels, and the order of columns and classes are those of its study."
+)
+SEEN_THERE = (
+    "{name} was trained at {site}. Some of the tested patients trained the model, so the score is higher than for new "
+    "patients. The score of the release's study at {site} is over patients who did not train the model."
 )
 
 
@@ -55,7 +60,7 @@ def write_validation(
     for release, judged in zip(releases, found, strict=True):
         scores = judged.test.scores
         cells = [
-            score_cell(Score.told(float(scores.values.mean()), scores.people)),
+            score_cell(Score.told(float(scores.values.mean()), scores.people, seen=judged.seen)),
             cell(judged.test.interval, n=scores.people) if judged.test.interval else cell(None, "too few patients"),
             cell(scores.cases),
             cell(scores.people),
@@ -66,9 +71,11 @@ def write_validation(
     headline = f"Here the model reaches {metric} {first} over {counted(tested.cases, 'case')}."
     if len(found) > 1:
         told = found[1].against(found[0])
+        ends = max(told.low, -1.0), min(told.high, 1.0)
+        within = NO_INTERVAL if ends == (-1.0, 1.0) else " to ".join(map(points, ends))
         headline = (
-            f"On the same {told.people} patients {releases[1].folder.name} is {100 * told.mean:+.1f} points from "
-            f"{releases[0].folder.name} ({100 * told.low:+.1f} to {100 * told.high:+.1f})."
+            f"On the same {told.people} patients {releases[1].folder.name} is {points(told.mean)} points from "
+            f"{releases[0].folder.name} ({within})."
         )
     return write_page(
         folder / PAGE,
@@ -76,7 +83,7 @@ def write_validation(
         f"A released model at {site}",
         headline,
         context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
-        notices=list(_doubts(releases, found)),
+        notices=[*_seen(releases, found, site), *_doubts(releases, found)],
         n=f"n = {counted(tested.cases, 'test case')} of {counted(tested.people, 'patient')}",
         rows=rows,
         study=_study(releases[0]),
@@ -91,9 +98,17 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
     rows = [decision.DecisionRow(name, own.decisions, own.figures) for name, own in named if own.decisions]
     labels = found[0].labels
     return {
+        "rates": decision.RATES,
         "classes": [line for row in rows for line in decision.against_rest(row, labels)],
         "few": [few for row in rows[:1] for few in decision.few_cases(row.decisions, labels)],
     }
+
+
+def _seen(releases: Sequence[Release], found: Sequence[external_test.Judged], site: str) -> Iterator[Notice]:
+    for release, judged in zip(releases, found, strict=True):
+        if judged.seen:
+            told = SEEN_THERE.format(name=release.folder.name, site=site)
+            yield Notice(kind="caution", word="Patients seen in training", text=told)
 
 
 def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> Iterator[Notice]:
@@ -104,10 +119,15 @@ def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) 
         metric, score = judged.test.metric, float(judged.test.scores.values.mean())
         table = judged.exact.decisions.confusion if judged.exact.decisions else []
         most = max(map(sum, table), default=0) / max(sum(map(sum, table)), 1)
-        base = most if table else GUESSES.get(metric, judged.test.mean)
+        known = {
+            **GUESSES,
+            "balanced_accuracy": 1 / max(len(judged.labels), 1),
+            **({"accuracy": most} if table else {}),
+        }
+        base = known.get(metric, judged.test.mean)
         if base is not None and is_little(way(score, base), metric):
             here, guessed = (number_text(one, judged.test.scores.people) for one in (score, base))
-            guess = "always saying the most frequent class" if table else "guessing"
+            guess = "always saying the most frequent class" if metric == "accuracy" and table else "guessing"
             told = {"name": release.folder.name, "metric": metric, "score": here, "base": guessed, "guess": guess}
             yield Notice(kind="caution", word="Not learned", text=DOUBT.format(**told))
 

@@ -13,7 +13,9 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.runs.schema import Decisions, ReliabilityBin
-from medsilo_lab.report import class_rates
+from medsilo.runs.score import Interval, interval_text
+from medsilo_lab.report.class_rates import AT_RATE, interval_of_f1, of_class, wilson
+from medsilo_lab.report.class_rates import against_rest as against_rest_of
 from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult, same, sample
 from medsilo_page.charts import GREY, Series, line_chart, swatch, ticks
@@ -29,8 +31,14 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 
 
 EVERYONE = "all sites' cases"
-FIGURES = ("sensitivity", "specificity", "calibration_error")
-OF_CLASS = re.compile(r"auroc_\d+")
+# numbers of a test that the section about decisions shows
+FIGURES = ("sensitivity", "specificity", "precision", "f1", "calibration_error")
+OF_CLASS = re.compile(r"(auroc|pr_auc|sensitivity_at_90_specificity|specificity_at_90_sensitivity)_\d+")
+# heads of the table with the rates of each class
+RATES = (
+    *("Sensitivity (recall)", "Specificity", "Precision", "F1", "AUROC", "PR-AUC"),
+    *("Sensitivity at 90 % specificity", "Specificity at 90 % sensitivity"),
+)
 FEW = 10  # if a class has less than this number of test cases, hospitals must not be compared by the AUROC of the class
 Row = tuple[Any, list[dict[str, Any]]]
 
@@ -202,6 +210,7 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
         "heads": classes,
         "confusions": [line for row in rows for line in _confusion(row, classes)],
+        "rates": RATES,
         "one_against_rest": [line for row in (last_rows if several else rows) for line in against_rest(row, classes)],
         "few": list(
             dict.fromkeys(
@@ -220,14 +229,17 @@ def _sample(runs: Sequence[RunResult], cases: int) -> str:
 
 
 def _at_threshold(row: DecisionRow) -> Row:
-    sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
+    error = cell(row.figures.get("calibration_error"), n=sum(map(sum, row.decisions.confusion)))
     if not row.decisions.decided:
-        return row.name, [cell(None), cell(None), cell(None), cell(error)]
+        return row.name, [*[cell(None)] * 5, error]
     no, false, missed, yes = row.decisions.decided
-    ill, well = missed + yes, no + false
-    rates = [cell(sensitivity, aside=f"{yes} of {ill}", n=ill), cell(specificity, aside=f"{no} of {well}", n=well)]
+    either = missed + yes + false
+    f1 = cell(None)
+    if either:
+        f1 = _with_interval(2 * yes / (yes + either), either, interval_of_f1(yes, either))
+    rates = [_share(yes, missed + yes), _share(no, no + false), _share(yes, yes + false), f1]
     threshold = cell(row.decisions.threshold, "each its own" if row.several else None)
-    return row.name, [threshold, *rates, cell(error, n=ill + well)]
+    return row.name, [threshold, *rates, error]
 
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
@@ -243,13 +255,17 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 
 
 def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
-    """Yield a table row for each class with the sensitivity, the specificity and the AUROC of the class. The predicted
-    class is the most probable class.
+    """Yield a table row for each class with the rates `RATES` of the class, and their confidence intervals. The
+    predicted class is the most probable class.
     """
     for label, name in enumerate(classes):
-        own, right, others, rejected = class_rates.against_rest(row.decisions, label)
-        area = row.figures.get("auroc" if len(classes) == 2 else f"auroc_{label}")
-        yield (row.words, name), [_share(right, own), _share(rejected, others), cell(area, n=own + others)]
+        own, right, others, rejected = against_rest_of(row.decisions, label)
+        found = of_class(row.decisions, row.figures, label, name, len(classes) == 2)
+        wrong, whole = others - rejected, own + others
+        shares = [_share(right, own), _share(rejected, others), _share(right, right + wrong)]
+        sizes = {"f1": own + wrong, "auroc": whole, "pr_auc": whole, AT_RATE[0]: own, AT_RATE[1]: others}
+        rates = [_with_interval(getattr(found, of), size, found.intervals.get(of)) for of, size in sizes.items()]
+        yield (row.words, name), [*shares, *rates]
 
 
 def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
@@ -259,4 +275,10 @@ def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
 
 
 def _share(part: int, whole: int) -> dict[str, Any]:
-    return cell(part / whole if whole else None, aside=f"{part} of {whole}", n=whole)
+    if not whole:
+        return cell(None, aside=f"{part} of {whole}")
+    return cell(part / whole, aside=f"{part} of {whole}, {interval_text(wilson(part, whole), whole)}", n=whole)
+
+
+def _with_interval(value: float | None, whole: int, interval: Interval | None) -> dict[str, Any]:
+    return cell(value, aside=interval_text(interval, whole), n=whole)

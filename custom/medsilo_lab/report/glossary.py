@@ -26,6 +26,10 @@ TERMS = {
     "is another one.",
     "reference": "No federated training: shown for comparison.",
     "accuracy": "The share of cases whose class the model names correctly.",
+    "balanced_accuracy": "The share of cases whose class the model names correctly, in each class, then averaged over "
+    "classes.",
+    "auroc": "The share of pairs of cases of different classes that the model puts in the right order: 0.5 is "
+    "guessing.",
     "label_accuracy": "The share of findings that the model says rightly, of all that a case can have.",
     "dice": "The overlap of the outline that the model found with the one that was drawn: 0 is none, 1 is the same.",
     "concordance": "The share of pairs of patients whom the model puts in the right order: 0.5 is guessing.",

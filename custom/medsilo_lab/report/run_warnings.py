@@ -176,7 +176,7 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # metric → score of guessing an empty mask or a random order
+GUESSES = {"dice": 0.0, "concordance": 0.5, "auroc": 0.5}  # metric → score of an empty mask or a random order
 BELOW, LITTLE = 0.02, 0.1  # limits for the score of a run, on a scale on which 0 is guessing and 1 is a perfect score
 LITTLE_OVERLAP = 0.2  # limit for masks in place of LITTLE, because masks may overlap by chance
 ENOUGH = 6  # a validation curve with less than this number of values is not tested for a rise
@@ -188,6 +188,8 @@ def guessing(run: RunResult, site: str) -> float | None:
     the most frequent class, an empty mask, a random order or the mean.
     """
     told, metric = run.site(site).classes or {}, run.summary.metric
+    if metric == "balanced_accuracy":
+        return 1 / len(run.summary.labels)
     if metric != "accuracy":
         return GUESSES.get(metric, run.means.get(site))
     counts = told.get("test") or told.get("train")
@@ -271,8 +273,8 @@ def _little(run: RunResult) -> str:
     told = f"its {run.summary.metric} is {'hardly' if _better(run) > 0 else 'no'} better than that of {_guess(run)}"
     if run.summary.metric == "accuracy" and (area := run.summary.pooled.get("auroc") or 0.0) >= RANKS:
         shown = number_text(area, run.summary.pooled_score.n)
-        return f"{told}, which hides what the model has learned: its AUROC is {shown}"
-    return f"the model has not learned: {told}"
+        return f"{told}, which hides what the model has learned: its AUROC is {shown}{_remedy(run)}"
+    return f"the model has not learned: {told}{_remedy(run)}"
 
 
 def _rising(run: RunResult) -> str:
@@ -287,7 +289,20 @@ def _guess(run: RunResult) -> str:
     return f"always saying the most frequent class ({number_text(statistics.fmean(bases), run.summary.pooled_score.n)})"
 
 
-GUESS = {"dice": "an empty mask", "concordance": "a coin"}
+def _remedy(run: RunResult) -> str:
+    """Name the plan's key for another score, if the task has this key."""
+    if run.summary.task != "table" or run.summary.metric != "accuracy":
+        return ""
+    score = "auroc" if len(run.summary.labels) == 2 else "balanced_accuracy"
+    return f"; with task.score={score}, the {score.replace('_', ' ').replace('auroc', 'AUROC')} selects the round"
+
+
+GUESS = {
+    "dice": "an empty mask",
+    "concordance": "a coin",
+    "auroc": "a coin",
+    "balanced_accuracy": "always saying the same class",
+}
 RANKS = 0.6  # if the AUROC is below this number, the model does not separate the classes
 # first words of a warning → function that returns the rest of the warning, or an empty text
 LEARNED: dict[str, Callable[[RunResult], str]] = {

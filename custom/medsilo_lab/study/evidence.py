@@ -488,6 +488,18 @@ def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarra
     return max(low, 0.0), min(high, 1.0)
 
 
+def mean_of_intervals(found: Sequence[tuple[float, Interval]], independent: bool) -> Interval:
+    """Return the confidence interval of a mean of several scores, from each score and its interval.
+
+    The distances between a score and the ends of its interval are combined by Zou and Donner's method (2008) if the
+    scores are independent. Otherwise, the mean distance is used, as if the scores were perfectly correlated.
+    """
+    means, ends = np.array([mean for mean, _ in found]), np.array([ends for _, ends in found])
+    apart = np.abs(ends - means[:, None])
+    less, more = np.hypot.reduce(apart) / len(found) if independent else apart.mean(0)
+    return max(float(means.mean() - less), 0.0), min(float(means.mean() + more), 1.0)
+
+
 def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> np.ndarray:
     """Return an array [cases] with the contribution of each case to the concordance. A case's contribution is
     calculated from all pairs that contain the case. The mean of the contributions is the concordance.

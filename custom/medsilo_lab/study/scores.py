@@ -13,7 +13,15 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation.raw_results import CASE, PATIENT
 from medsilo.runs.paths import CASES, site_folder
 from medsilo.tasks.metrics import Measures
-from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
+from medsilo.tasks.scored_together import ACCURACY, AUROC, BALANCED
+from medsilo_lab.study.evidence import (
+    Interval,
+    Scores,
+    interval,
+    interval_of_concordance,
+    mean_of_intervals,
+    parts_of_concordance,
+)
 
 CONCORDANCE = "concordance"  # name of a score that is a mean over pairs of cases, and not over cases
 RANKED = ("time", "event", "risk")
@@ -67,9 +75,32 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
     """Return the confidence interval of a site's score over other patients. The function `measures` returns all
     measures of each test case.
     """
-    if metric != CONCORDANCE:
-        return interval(scores)
-    return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))
+    if metric == CONCORDANCE:
+        return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))
+    return _of_classes(metric, scores, measures()) if metric in (AUROC, BALANCED) else interval(scores)
+
+
+def _of_classes(metric: str, scores: Scores, measures: Measures) -> Interval | None:
+    """Return the confidence interval of an AUROC or of a balanced accuracy. Each is a mean over classes, so the
+    interval is computed from the intervals of the classes.
+    """
+    if scores.people < 2:
+        return None
+    labels, found = measures["label"].numpy(), []
+    classes = np.unique(labels).astype(int).tolist()
+    if len(classes) < 2:
+        return 0.0, 1.0
+    for label in classes if metric == BALANCED else classes[1:] if "p2" not in measures else classes:
+        own = labels == label
+        if metric == AUROC:
+            risk = measures[f"p{label}"].numpy()
+            each = interval_of_concordance(np.where(own, 1.0, 2.0), own.astype(float), risk)
+            mean = float(parts_of_concordance(np.where(own, 1.0, 2.0), own.astype(float), risk).mean())
+        else:
+            right = Scores(measures[ACCURACY].numpy()[own], np.unique(scores.patients[own], return_inverse=True)[1])
+            each, mean = interval(right), float(right.values.mean())
+        found.append((mean, each or (0.0, 1.0)))
+    return mean_of_intervals(found, independent=metric == BALANCED)
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:

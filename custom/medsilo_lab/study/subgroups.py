@@ -10,12 +10,13 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
+import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.raw_results import LEVEL as LEVEL_COLUMN
@@ -23,6 +24,7 @@ from medsilo.federation.raw_results import PATIENT, SUBGROUP
 from medsilo.runs import paths
 from medsilo.runs.schema import SubgroupResult, Summary
 from medsilo.runs.score import Score
+from medsilo.tasks.scored_together import AUROC, BALANCED, contributions
 from medsilo.tasks.subgroups import HOSPITAL
 from medsilo_lab.study.evidence import (
     LEAST_PATIENTS,
@@ -208,6 +210,10 @@ def read_members(run: Path, site: str) -> Members:
     return {key: np.array(sorted(own), int) for key, own in found.items()}
 
 
+def _classes(test: SiteTest) -> int:
+    return next(number for number in count() if f"p{number}" not in test.measures)
+
+
 def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
     """Return the scores of a site's test cases for each level. For a level with a suppressed score, return None."""
     members = read_members(run, site)
@@ -222,6 +228,9 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
         values = test.scores.values[cases]
         if metric == CONCORDANCE:  # a level's concordance counts only pairs in which both cases belong to the level
             values = parts_of_concordance(*(test.measures[name].numpy()[cases] for name in RANKED))
+        if metric in (AUROC, BALANCED):
+            chances = [test.measures[f"p{label}"][cases] for label in range(_classes(test))]
+            values = contributions(metric, test.measures["label"][cases].long(), torch.stack(chances, 1)).numpy()
         if np.isfinite(values).all():
             found[key] = Scores(values, np.unique(test.scores.patients[cases], return_inverse=True)[1])
     return found

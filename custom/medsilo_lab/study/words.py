@@ -7,8 +7,10 @@ from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVe
 
 OF_PATIENTS = {
     "accuracy": "test cases, {} classified correctly",
+    "auroc": "pairs of cases of different classes, {} put in the right order",
     "concordance": "pairs of patients, {} put in the right order",
 }
+NO_INTERVAL = "no interval, as nothing tells how others differ"
 LITTLE = 0.02  # smallest difference that is relevant in practice; sample sizes are calculated for this difference
 
 
@@ -34,7 +36,7 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
     told = ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])])
     if found.open:
-        return f"no interval, as nothing tells how others differ; {told}"
+        return f"{NO_INTERVAL}; {told}"
     corrected = ", corrected," if found.corrected and seeds else ""
     return f"95 % interval{corrected} {interval_in_points(found)} for patients like these; {told}"
 

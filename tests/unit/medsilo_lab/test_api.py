@@ -28,7 +28,14 @@ from monai.data import MetaTensor
 from monai.losses import DiceCELoss, DiceLoss
 from pandas import DataFrame
 from safetensors.torch import load_file
-from sklearn.metrics import recall_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+    roc_curve,
+)
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -42,6 +49,7 @@ from medsilo.tasks.metrics import BINS
 from medsilo_lab import in_memory
 from medsilo_lab.cli import comparing
 from medsilo_lab.in_memory import source_hash
+from medsilo_lab.report.class_rates import AT_RATE
 from tests.conftest import SITES, make_plan, slow_but
 from tests.hospital import write_balls
 
@@ -214,7 +222,10 @@ def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: me
     """
     classes, cases = small.classes, small.cases
     assert classes.index.names == ["site", "class"] and list(classes.columns) == [
-        *("cases", "sensitivity", "specificity", "auroc")
+        *("cases", "sensitivity", "specificity", "precision", "f1", "auroc", "pr_auc"),
+        *("sensitivity_at_90_specificity", "specificity_at_90_sensitivity"),
+        *(f"{rate}_{end}" for rate in ("sensitivity", "specificity", "precision", "f1") for end in ("low", "high")),
+        *(f"{rate}_{end}" for rate in ("auroc", "pr_auc", *AT_RATE) for end in ("low", "high")),
     ]
     for site in SITES:
         own = cases.loc[site]
@@ -224,7 +235,17 @@ def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: me
             told = classes.loc[(site, name)]
             assert told["cases"] == here.sum()
             assert told["specificity"] == pytest.approx(recall_score(~here, ~found))
+            if here.any() or found.any():
+                assert told["f1"] == pytest.approx(f1_score(here, found))
+            if found.any():
+                assert told["precision"] == pytest.approx(precision_score(here, found))
             if here.any():
+                bins = own[f"p{label}"] * BINS // 1
+                false, true, _ = roc_curve(here, bins, drop_intermediate=False)
+                assert told["pr_auc"] == pytest.approx(average_precision_score(here, bins))
+                assert told["sensitivity_at_90_specificity"] == pytest.approx(true[false <= 0.1].max())
+                assert told["specificity_at_90_sensitivity"] == pytest.approx(1 - false[true >= 0.9].min())
+                assert all(told[f"{rate}_low"] <= told[rate] <= told[f"{rate}_high"] for rate in ("auroc", "pr_auc"))
                 assert told["sensitivity"] == pytest.approx(recall_score(here, found))
                 assert told["auroc"] == pytest.approx(roc_auc_score(here, own[f"p{label}"] * BINS // 1))
             else:

@@ -46,12 +46,18 @@ def summary(sites: Sequence[str] = (A, B, C), **changes: Any) -> Summary:
 
 def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -> None:
     text, parsed = rendered([save(tmp_path, summary())])
-    assert parsed.row(A, "decisions")[1:] == ["0.350", "0.9018 of 20", "0.7515 of 20", "0.05"]
-    assert parsed.row(C, "decisions")[1:] == ["–"] * 4
+    assert parsed.row(A, "decisions")[1:] == [
+        *("0.350", "0.9018 of 20, 0.70–0.97", "0.7515 of 20, 0.53–0.89"),
+        *("0.7818 of 23, 0.58–0.90", "0.840.69–0.92", "0.05"),
+    ]
+    assert parsed.row(C, "decisions")[1:] == ["–"] * 6
     everyone = parsed.row("all sites' cases", "decisions")
-    assert everyone[1:] == ["each its own", "0.8534 of 40", "0.8835 of 40", "0.06"]
-    assert "(Youden" in text and parsed.row("all sites' cases class 1", "decisions")[1:] == ["15", "45"]
-    assert parsed.row("hospital-a class 1", "decisions")[1:] == ["5", "15"]
+    assert everyone[1:4] == ["each its own", "0.8534 of 40, 0.71–0.93", "0.8835 of 40, 0.74–0.95"]
+    assert "(Youden" in text
+    rates = ["0.7515 of 20, 0.53–0.89", "0.9018 of 20, 0.70–0.97", "0.8815 of 17, 0.66–0.97", "0.810.64–0.91"]
+    assert parsed.row("hospital-a class 1", "decisions")[1:] == [*rates, *["–"] * 4]
+    counts = {row[0].strip(): row[1:] for row in parsed.rows if row}
+    assert (counts["all sites' cases class 1"], counts["hospital-a class 1"]) == (["15", "45"], ["5", "15"])
     (curve,) = re.findall(r'<svg[^>]*aria-labelledby="reliability-title".*?</svg>', text, re.DOTALL)
     assert "hospital-a: 0.100 after 0.15 of mean probability, 0.850 after 0.85." in curve and "hospital-c" not in curve
     assert parsed.row("Method", "figures") == ["Method and whose test cases", "accuracy"]
@@ -79,7 +85,8 @@ def test_roc_and_net_benefit_follow_from_the_told_places(tmp_path: Path) -> None
 def several_classes() -> Summary:
     places = [[(10, 5, 5.0)] * 2 + [(0, 0, 0.0)] * 8] * 3
     table = Decisions(confusion=[[8, 2, 0], [1, 9, 0], [0, 5, 5]], reliability=places)
-    areas = {"auroc": 0.8, "auroc_0": 0.9, "auroc_1": 0.8, "auroc_2": 0.7}
+    areas = {"auroc": 0.8, "auroc_0": 0.9, "auroc_1": 0.8, "auroc_2": 0.7, "pr_auc_1": 0.6}
+    areas |= {"sensitivity_at_90_specificity_1": 0.5, "specificity_at_90_sensitivity_1": 0.7}
     few = Decisions(confusion=[[10, 0, 0], [0, 10, 0], [0, 1, 1]])
     none = Decisions(confusion=[[10, 0, 0], [0, 10, 0], [0, 0, 0]])
     told = {
@@ -99,8 +106,11 @@ def test_the_page_says_how_thresholds_were_chosen_and_names_the_classes(tmp_path
 def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
     text, parsed = rendered([save(tmp_path, several_classes())])
     rows = [parsed.row(f"{A} class {label}", "decisions")[1:] for label in range(3)]
-    assert rows[1] == ["0.909 of 10", "0.6513 of 20", "0.80"]
-    assert rows[2] == ["0.505 of 10", "1.0020 of 20", "0.70"]
+    assert rows[1] == [
+        *("0.909 of 10, 0.60–0.98", "0.6513 of 20, 0.43–0.82", "0.569 of 16, 0.33–0.77", "0.690.47–0.85"),
+        *("0.800.58–0.91", "0.600.30–0.84", "0.500.24–0.76", "0.700.48–0.85"),
+    ]
+    assert rows[2][:2] == ["0.505 of 10, 0.24–0.76", "1.0020 of 20, 0.84–1.00"]
     assert "medsilo chooses no threshold" in text and "Youden" not in text
     assert 'aria-labelledby="roc-title"' in text and 'aria-labelledby="benefit-title"' not in text
 
@@ -111,9 +121,9 @@ def test_each_hospital_has_its_classes_with_their_cases_beside_the_mean_of_their
     """
     folder = save(tmp_path, several_classes())
     text, parsed = rendered([folder])
-    assert parsed.row(f"{B} class 2", "decisions")[1:] == ["0.501 of 2", "1.0020 of 20", "0.10"]
-    assert parsed.row(f"{C} class 2", "decisions")[1:] == ["–0 of 0", "1.0020 of 20", "–"]
-    assert parsed.row("all sites' cases class 2", "decisions")[1:] == ["0.506 of 12", "1.0060 of 60", "0.60"]
+    assert parsed.row(f"{B} class 2", "decisions")[1:3] == ["0.501 of 2, 0.09–0.91", "1.0020 of 20, 0.84–1.00"]
+    assert parsed.row(f"{C} class 2", "decisions")[1:4] == ["–0 of 0", "1.0020 of 20, 0.84–1.00", "–0 of 0"]
+    assert parsed.row("all sites' cases class 2", "decisions")[1] == "0.506 of 12, 0.25–0.75"
     (note,) = re.findall(r"Few test cases: ([^<]*)", text)
     assert note.startswith(f"{B} 2 of class 2, {C} 0 of class 2. AUROC") and "do not rank hospitals" in note
     assert parsed.row("Method", "figures") == ["Method and whose test cases", "auroc"]

@@ -151,7 +151,23 @@ def test_two_releases_are_compared_on_the_same_patients(here: Path) -> None:
     lead = ["--lead", lead_of("release")]
     assert cli.main(["release", "test", "release", *lead, "--as", "../x"]) == 1
     assert cli.main(["release", "test", "release", "other", *lead, "--as", "x", "-o", "both", "--device", "cpu"]) == 0
-    assert "+0.0 points" in (here / "both" / "validation.html").read_text()
+    page = (here / "both" / "validation.html").read_text("utf-8")
+    assert "+0.0 points from release (no interval" in page and "inf to" not in page
+
+
+def test_a_hospital_that_trained_the_model_is_told_that_its_patients_were_seen(
+    ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The test uses all cases of a hospital, so at a hospital that trained the model, training cases are tested."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    local = str(marked(tmp_path / "hospital", 84))
+    new = validated(capsys, str(ranked / "release"), tmp_path / "new", "--settings", local)
+    old = validated(capsys, str(ranked / "release"), tmp_path / "a", "--settings", local)
+    assert (new["seen"], old["seen"]) == (False, True)
+    pages = {name: (tmp_path / name / "validation.html").read_text("utf-8") for name in ("new", "a")}
+    assert "seen in training" not in pages["new"]
+    assert "release was trained at a. Some of the tested patients trained the model" in pages["a"]
+    assert re.search(r"reaches accuracy 0\.\d+ seen in training over 84 cases", pages["a"])
 
 
 def page_at(ranked: Path, local: Path, capsys: pytest.CaptureFixture) -> tuple[dict[str, Any], str, Page]:
@@ -168,14 +184,16 @@ def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
     """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     _, text, parsed = page_at(ranked, marked(tmp_path / "hospital", 84, each=12), capsys)
-    assert parsed.row("release no", "classes")[1:3] == ["0.8666 of 77", "0.866 of 7"]
-    assert parsed.row("release yes", "classes")[1:3] == ["0.866 of 7", "0.8666 of 77"]
+    assert parsed.row("release no", "classes")[1:3] == ["0.8666 of 77, 0.76–0.92", "0.866 of 7, 0.49–0.97"]
+    assert parsed.row("release yes", "classes")[1:3] == ["0.866 of 7, 0.49–0.97", "0.8666 of 77, 0.76–0.92"]
     assert "Few test cases: 7 of yes. AUROC" in text
     card = (ranked / "release" / "model-1" / "MODEL_CARD.md").read_text("utf-8")
     tested = read_summary(ranked / "study").sites["a"]
-    (own,) = re.findall(r"\| a \| yes \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", card)
+    (own,) = re.findall(r"\| a \| yes \| (\d+) \|((?: [\d.]+ \([\d.]+–[\d.]+\) \|){6})", card)
     assert int(own[0]) == sum(tested.decisions.confusion[1]) > 0
-    assert float(own[3]) == pytest.approx(tested.figures["auroc"], abs=1e-3)
+    shown = [float(one) for one in re.findall(r" ([\d.]+) \(", own[1])]
+    assert shown[4:] == pytest.approx([tested.figures["auroc"], tested.figures["pr_auc_1"]], abs=0.0051)
+    assert len(f"{own[1].split()[0]}") == 4  # a class of fewer than 100 cases has two digits
 
 
 def test_a_model_that_does_no_better_than_guessing_is_named_before_its_score(

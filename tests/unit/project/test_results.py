@@ -413,6 +413,17 @@ def test_pages_show_declared_contrasts_only_as_kept_scores_give_them(root: Path)
     assert all(undeclared(one, known) for one in breaches) and undeclared(f"fedbn {some}", known) == []
 
 
+def test_scores_of_few_patients_are_whole_percents(root: Path) -> None:
+    """With fewer than 100 patients, a score's third decimal place has no meaning."""
+    page = (root / "docs/research/which-method.md").read_text("utf-8")
+    rows = page.partition("table: evidence-scores ")[2].partition("<!-- end")[0]
+    told = re.findall(r"^\|.*\| (\d+) patients, \d seeds \|(.*)\|$", rows, re.MULTILINE)
+    assert {int(patients) < 100 for patients, _ in told} == {True, False}
+    for patients, scores in told:
+        shown = [cell for cell in scores.split("|") if re.match(r" \d+(\.\d)? ", cell)]
+        assert shown and all(("." in one) == (int(patients) >= 100) for one in shown)
+
+
 def test_the_file_of_contrasts_is_what_kept_scores_give(root: Path) -> None:
     made = [line for table in contrasts.tables() for line in table.lines()]
     kept = result_files.rows_of(root / "results/contrasts.csv")

@@ -319,7 +319,7 @@ def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: st
         ("fedper", "linear", "classification", "needs features"),
         ("fedbn", "linear", "classification", "but this network has none"),
         ("moon", "linear", "classification", "needs features"),
-        ("fedsm", "mlp", "survival", "risks of two models cannot be compared"),
+        ("fedsm", "mlp", "survival", "a single case has no concordance"),
         ("fedsm-ensemble", "mlp", "classification", "one number"),
     ],
 )

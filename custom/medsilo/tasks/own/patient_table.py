@@ -27,6 +27,7 @@ from medsilo.tasks.own.own_numbers import (
     scaled,
 )
 from medsilo.tasks.regression import Regression
+from medsilo.tasks.scored_together import ACCURACY, ScoredTogether
 from medsilo.tasks.survival import EVENTS, Survival
 
 if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
@@ -37,13 +38,15 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 MOST_INPUTS = 20_000
 Kind = Literal["classification", "regression", "survival"]
+Deciding = Literal["accuracy", "balanced_accuracy", "auroc"]
 
 
 @cache
-def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
+def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], score: Deciding = ACCURACY) -> Objective:
     """Return the objective: classification, regression or survival analysis."""
     if kind == "classification":
-        return Classification(labels, 1 if len(labels) == 2 else None)
+        outputs = 1 if len(labels) == 2 else None
+        return Classification(labels, outputs) if score == ACCURACY else ScoredTogether(labels, outputs, score)
     return Regression(limits) if kind == "regression" else Survival()
 
 
@@ -58,6 +61,14 @@ class PatientTable(Standardised):
 
     name: Literal["table"] = "table"
     kind: Kind = Field("classification", description="objective")
+    score: Deciding = Field(
+        ACCURACY,
+        exclude_if=lambda score: score == ACCURACY,
+        description="of a classification: the score that selects the round, decides comparisons, and is on all pages. "
+        "If a class is rare, choose `auroc` for two classes, or `balanced_accuracy` for more: with `accuracy`, a model "
+        "that always predicts the frequent class has a high score. Hospitals round the scores `auroc` and "
+        "`balanced_accuracy` more coarsely",
+    )
     range: tuple[float, float] = Field((0.0, 1.0), description="least and greatest possible outcome of a regression")
     columns: tuple[Column, ...] = Field(
         default=(Column(name="age"),),
@@ -90,6 +101,8 @@ class PatientTable(Standardised):
             )
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would have {self.channels} inputs; the limit is {MOST_INPUTS}")
+        if self.score != ACCURACY and self.kind != "classification":
+            raise ValueError(f"score {self.score!r} is of classes, and a {self.kind} has none; leave out task.score")
         if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
             raise ValueError(
                 f"range {list(self.range)}: give the least and the greatest possible outcome of a regression"
@@ -107,7 +120,7 @@ class PatientTable(Standardised):
 
     @property
     def goal(self) -> Objective:
-        return goal_of(self.kind, self.labels, self.range)
+        return goal_of(self.kind, self.labels, self.range, self.score)
 
     @property
     def words(self) -> tuple[str, ...]:

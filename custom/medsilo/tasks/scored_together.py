@@ -1,0 +1,137 @@
+"""Define classifications whose metric is not a mean over cases: the AUROC, and the balanced accuracy."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.tasks.classification import Classification
+from medsilo.tasks.measuring import judged
+from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
+
+ACCURACY, BALANCED, AUROC = "accuracy", "balanced_accuracy", "auroc"
+COIN = 0.5  # AUROC if no two cases have different classes
+
+
+class ScoredTogether(Classification):
+    """Classification whose metric gives all classes the same weight, so that a frequent class does not hide a rare one.
+
+    The metric of a case depends on all other cases, so the metric is computed for all test cases at once.
+
+    >>> ScoredTogether(("alive", "dead"), metric="auroc").metric
+    'auroc'
+    """
+
+    by_case = False
+    unbounded = "one case can change the scores of all other cases without a bound; set task.score=accuracy"
+
+    def __init__(self, classes: int | Sequence[str], outputs: int | None = None, metric: str = AUROC) -> None:
+        super().__init__(classes, outputs)
+        self.metric = metric
+
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        return contributions(self.metric, target.long(), self.scores(output).softmax(1))
+
+    def score(self, scores: Tensor) -> float:
+        return min(max(super().score(scores), 0.0), 1.0)  # because of rounding errors, the score could exceed 1
+
+    def parts(self, measures: Measures, cases: Tensor) -> Tensor:
+        chances = torch.stack([measures[f"p{label}"][cases] for label in range(self.classes)], 1)
+        return contributions(self.metric, measures["label"][cases].long(), chances)
+
+    def measures(self, output: Tensor, target: Tensor) -> Measures:
+        return {**super().measures(output, target), ACCURACY: super().case_scores(output, target)}
+
+    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
+        """Return counts in which the metric of each case is the metric of all cases. Patients have an accuracy, but no
+        metric of their own.
+        """
+        score = self.score(self.parts(measures, torch.arange(len(patients))))
+        counts = super().counts(
+            {**measures, self.metric: torch.full((len(patients),), score).double()}, patients, least
+        )
+        counts.pop(self.metric + BY_PATIENT, None)
+        if ACCURACY in counts:
+            counts |= means({ACCURACY + BY_PATIENT: by_patient(measures[ACCURACY], patients)}, 0)
+        return counts
+
+    @property
+    def layout(self) -> dict[str, int]:
+        own = {self.metric: 2, ACCURACY: 2, ACCURACY + BY_PATIENT: 2}
+        return {name: length for name, length in super().layout.items() if length > 2} | own
+
+    def figures(self, counts: Counts) -> Figures:
+        total, number = counts.get(self.metric, (0.0, 0.0))
+        return super().figures(counts) | {self.metric: total / number if number else None}
+
+    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+        """For each patient, compute the fraction of the score that the patient's cases determine: with the AUROC, the
+        fraction of pairs that contain the patient. Return the largest of these fractions.
+        """
+        from medsilo.tasks.site_data import labels_of
+
+        labels = labels_of(data)
+        if labels is None:
+            return 1.0
+        if not len(labels):
+            return None
+        number = {patient: place for place, patient in enumerate(dict.fromkeys(patients))}
+        places = torch.tensor([number[patient] for patient in patients])
+        table = torch.zeros(len(number), self.classes, dtype=torch.float64)
+        table.index_put_((places, labels.long()), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+        share = table / table.sum(0)  # of each class, the fraction of cases that belongs to each patient
+        known = share[:, table.sum(0) > 0]
+        if known.shape[1] < 2:
+            return 1.0
+        if self.metric == AUROC:
+            rest = (table.sum(1, keepdim=True) - table) / (len(labels) - table.sum(0))
+            known = (share + rest - share * rest)[:, table.sum(0) > 0]
+        return min(1.0, float(known.mean(1).max()))
+
+
+def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
+    """Return one number for each case, so that the mean of these numbers is the metric over all cases, [cases] in
+    float64.
+
+    A case's number is computed from the mean of the case's class, so that the variance of the numbers is the variance
+    of the metric. For the AUROC, the numbers are the placement values of DeLong (1988). The AUROC of several classes is
+    the mean over classes, each compared with all other classes.
+
+    Args:
+        labels: the class of each case, [cases]
+        chances: the probability of each class, [cases, classes]
+    """
+    number, classes = chances.shape
+    if not chances.isfinite().all():
+        return torch.full((number,), torch.nan, dtype=torch.float64)
+    sides, values = [], []
+    right = (chances.argmax(1) == labels).double()
+    for label in judged(classes) if metric == AUROC else range(classes):
+        own = labels == label
+        if metric == BALANCED and own.any():
+            sides.append([own])
+            values.append(right)
+        elif metric == AUROC and own.any() and not own.all():
+            sides.append([own, ~own])
+            values.append(_placements(chances[:, label].double(), own))
+    found = torch.zeros(number, dtype=torch.float64)
+    if len(labels.unique()) < 2:
+        return found + (COIN if metric == AUROC else 1 / classes)
+    for several, value in zip(sides, values, strict=True):
+        found += value[several[0]].mean()
+        for side in several:
+            found[side] += (value[side] - value[side].mean()) * number / side.sum()
+    return found / len(sides)
+
+
+def _placements(chances: Tensor, own: Tensor) -> Tensor:
+    """For a case of the class, return the fraction of all other classes' cases with a lower probability. For a case of
+    another class, return the fraction of the class's cases with a higher probability. Equal probabilities count half.
+    """
+    found = torch.empty_like(chances)
+    for side, sign in ((own, 1), (~own, -1)):
+        others, values = (sign * chances[~side]).sort().values, sign * chances[side]
+        below = torch.searchsorted(others, values), torch.searchsorted(others, values, right=True)
+        found[side] = (below[0] + below[1]).double() / 2 / len(others)
+    return found

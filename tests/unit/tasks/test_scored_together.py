@@ -1,0 +1,226 @@
+"""A classification may be judged by its AUROC or its balanced accuracy, so that a frequent class does not hide a rare
+class.
+"""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import medsilo
+from medsilo.core.errors import PlanError
+from medsilo.plan import parse_plan
+from medsilo.site.settings import make_settings
+from medsilo.tasks.scored_together import ScoredTogether, contributions
+from medsilo.tasks.site_data import Cases
+from medsilo_lab.study.evidence import compare
+from medsilo_lab.study.scores import SiteTest
+from tests import inprocess
+from tests.hospital import write_table
+from tests.patient_scores import scores
+from tests.unit.medsilo_lab.test_report_scores import concluded
+
+TASK = {"name": "table", "labels": ["alive", "dead"], "columns": ["marker"], "target": "outcome"}
+RARE = 0.07  # fraction of patients who die
+
+
+def registry(folder: Path, seed: int, patients: int = 400) -> Path:
+    drawn, rows = np.random.default_rng(seed), []
+    for number in range(patients):
+        dead = number < RARE * patients
+        rows.append(
+            {
+                "patient": f"P-{seed}-{number}",
+                "marker": round(float(drawn.normal(1.2 * dead, 1)), 3),
+                "outcome": "dead" if dead else "alive",
+            }
+        )
+    write_table(folder / "cases.csv", rows)
+    return folder
+
+
+def drawn_cases(seed: int, number: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(seed)
+    labels = torch.tensor(random.integers(0, classes, number))
+    logits = torch.tensor(random.normal(size=(number, classes)).round(1)) + torch.nn.functional.one_hot(labels, classes)
+    return labels, logits.softmax(1).float()
+
+
+# ---------------------------------------------------------------------------------------------------- by hand
+def test_an_auroc_is_the_fraction_of_ordered_pairs() -> None:
+    labels, chances = drawn_cases(0, 40, 2)
+    parts = contributions("auroc", labels, chances)
+    ill, well = chances[labels == 1, 1], chances[labels == 0, 1]
+    theirs = stats.mannwhitneyu(ill, well).statistic / len(ill) / len(well)
+    assert float(parts.mean()) == pytest.approx(theirs)
+
+
+def test_an_aurocs_variance_is_delongs() -> None:
+    labels, chances = drawn_cases(1, 60, 2)
+    parts = contributions("auroc", labels, chances)
+    ill, well = (chances[labels == side, 1].double().numpy() for side in (1, 0))
+    order = (ill[:, None] > well) + 0.5 * (ill[:, None] == well)
+    delong = order.mean(1).var() / len(ill) + order.mean(0).var() / len(well)
+    assert float(parts.var(correction=0)) / len(parts) == pytest.approx(delong)
+
+
+def test_scores_of_several_classes_are_means_over_classes() -> None:
+    labels, chances = drawn_cases(2, 50, 3)
+    areas = [
+        stats.mannwhitneyu(chances[labels == one, one], chances[labels != one, one]).statistic
+        / int((labels == one).sum())
+        / int((labels != one).sum())
+        for one in range(3)
+    ]
+    assert float(contributions("auroc", labels, chances).mean()) == pytest.approx(np.mean(areas))
+    found = chances.argmax(1)
+    right = [float((found[labels == one] == one).float().mean()) for one in range(3)]
+    assert float(contributions("balanced_accuracy", labels, chances).mean()) == pytest.approx(np.mean(right))
+    assert contributions("balanced_accuracy", labels * 0, chances).tolist() == pytest.approx([1 / 3] * 50)
+    assert contributions("auroc", labels * 0, chances).tolist() == [0.5] * 50
+    chances[3, 1] = torch.nan
+    assert contributions("auroc", labels, chances).isnan().all()
+
+
+def test_always_the_frequent_class_is_a_coin() -> None:
+    goal, target = ScoredTogether(("alive", "dead"), 1, "balanced_accuracy"), torch.tensor([0] * 93 + [1] * 7)
+    assert goal.score(goal.case_scores(torch.full((100, 1), -1.0), target)) == 0.5
+    measures = goal.measures(torch.full((100, 1), -1.0), target)
+    figures = goal.figures(goal.counts(measures, [f"{one}" for one in range(100)], 1))
+    assert (
+        figures["balanced_accuracy"] == 0.5 and figures["accuracy"] == pytest.approx(0.93) and figures["auroc"] == 0.5
+    )
+
+
+@pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy"])
+def test_a_patients_sway_is_the_fraction_of_the_score_that_the_patient_determines(metric: str) -> None:
+    goal, random, names = ScoredTogether(2, metric=metric), np.random.default_rng(0), "aabbcdefgh"
+    for _ in range(20):
+        labels = random.integers(0, 2, 10)
+        if labels.min() == labels.max():
+            continue
+        own = {name: [place for place, other in enumerate(names) if other == name] for name in names}
+        if metric == "auroc":
+            pairs = [(i, j) for i, j in product(range(10), repeat=2) if labels[i] > labels[j]]
+            most = max(sum(bool({*pair} & {*places}) for pair in pairs) / len(pairs) for places in own.values())
+        else:
+            sizes = np.bincount(labels)
+            most = max(sum(0.5 / sizes[labels[place]] for place in places) for places in own.values())
+        cases = Cases(torch.zeros(10, 1), torch.tensor(labels), names)
+        assert goal.sway(cases, names) == pytest.approx(min(1.0, most))
+    alike = Cases(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), "abcd")
+    assert goal.sway(alike, "abcd") == 1
+
+
+def test_only_a_classification_has_a_score_of_classes() -> None:
+    plan = {"algorithm": {"name": "fedavg"}, "participation": {"sites": ["a", "b"]}}
+    with pytest.raises(PlanError, match="leave out task.score"):
+        parse_plan({**plan, "task": {"name": "table", "columns": ["age"], "kind": "survival", "score": "auroc"}})
+    private = {"epsilon": 8, "delta": 0.001, "clip": 1}
+    with pytest.raises(PlanError, match="set task.score=accuracy"):
+        parse_plan({**plan, "task": {**TASK, "standardise": "none", "score": "auroc"}, "privacy": private})
+
+
+# ---------------------------------------------------------------------------------------------------- a comparison
+@pytest.mark.slow
+@pytest.mark.parametrize("patients", [40, 100])
+def test_an_interval_of_a_difference_between_aurocs_covers_it(patients: int) -> None:
+    """Patients and seeds are crossed: the patients of all seeds are the same, and a seed changes all patients."""
+    random, covered, times = np.random.default_rng(patients), 0, 400
+
+    def rank(labels: np.ndarray, better: float) -> list[dict[str, object]]:
+        each = []
+        for _ in range(4):
+            risk = shared + (1.2 + better + random.normal(0, 0.15)) * labels + random.normal(0, 0.5, len(labels))
+            chances = torch.tensor(1 / (1 + np.exp(-risk)))
+            parts = contributions("auroc", torch.tensor(labels), torch.stack([1 - chances, chances], 1))
+            each.append({"a": scores(parts.numpy())})
+        return each
+
+    spread = np.sqrt(1 + 0.25)
+    truth = float(
+        np.mean(stats.norm.cdf((1.6 + 0.15 * stats.norm.ppf((np.arange(999) + 0.5) / 999)) / spread / np.sqrt(2)))
+        - np.mean(stats.norm.cdf((1.2 + 0.15 * stats.norm.ppf((np.arange(999) + 0.5) / 999)) / spread / np.sqrt(2)))
+    )
+    for _ in range(times):
+        labels = (np.arange(patients) < 0.3 * patients).astype(int)
+        shared = random.normal(0, 1, patients)
+        found = compare(rank(labels, 0.4), rank(labels, 0.0))  # type: ignore[arg-type]
+        covered += found.low <= truth <= found.high
+    assert 0.92 <= covered / times <= 0.98
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root, runs = tmp_path_factory.mktemp("registry"), {}
+    for seed, site in enumerate("ab"):
+        registry(root / "data" / site, seed)
+    reading = {"table": "cases.csv", "columns": {"patient": "patient"}, "outcome": ["outcome"]}
+    settings = make_settings(
+        {"data": {"folder": root / "data", **reading}, "device": "cpu", "public_data": True}, "a test"
+    )
+    for score in ("accuracy", "auroc"):
+        plan = {"algorithm": {"name": "fedavg"}, "task": {**TASK, "score": score}}
+        plan |= {"training": {"rounds": 4, "learning_rate": 0.3}, "participation": {"sites": ["a", "b"]}}
+        inprocess.run(parse_plan(plan), folder=root / score, settings=settings)
+        runs[score] = root / score
+    return runs
+
+
+def test_a_registry_with_few_deaths_is_judged_by_its_auroc(judged: dict[str, Path]) -> None:
+    """With 7 % deaths, a model that always predicts "alive" has the accuracy .93."""
+    concluded(judged["auroc"])
+    run = medsilo.Run(judged["auroc"])
+    told = json.loads((judged["auroc"] / "summary.json").read_text("utf-8"))
+    assert told["metric"] == "auroc" and 0.6 < told["scores"]["mean"]["value"] < 0.95
+    for site in "ab":
+        test = SiteTest.read(judged["auroc"], site, "auroc")
+        dead = test.measures["label"].numpy() == 1
+        risk = test.measures["p1"].numpy()
+        area = stats.mannwhitneyu(risk[dead], risk[~dead]).statistic / dead.sum() / (~dead).sum()
+        assert told["sites"][site]["test"]["auroc"] == pytest.approx(area)
+        assert told["sites"][site]["figures"]["auroc"] == pytest.approx(area)
+        assert told["sites"][site]["figures"]["accuracy"] == pytest.approx(float(test.measures["accuracy"].mean()))
+        assert (
+            test.interval and test.interval[0] < area < test.interval[1] and test.interval[1] - test.interval[0] > 0.05
+        )
+    assert not [one for one in run.warnings if one.word == "Not learned"]
+    page = (judged["auroc"] / "report.html").read_text("utf-8")
+    assert "test auroc" in page and "validation auroc" in page
+
+
+def test_a_warning_names_the_score_that_can_decide(judged: dict[str, Path]) -> None:
+    """All rounds from the first on predict "alive" for everybody, so the accuracy selects the first. The AUROC of the
+    first round is below chance.
+    """
+    areas = {score: medsilo.Run(run).summary.sites["a"].figures["auroc"] or 0.0 for score, run in judged.items()}
+    assert areas["accuracy"] < 0.5 and areas["auroc"] > 0.75
+    [found] = [one for one in medsilo.Run(judged["accuracy"]).warnings if one.word == "Not learned"]
+    assert "always saying the most frequent class (0.9" in found.text
+    assert found.text.endswith("; with task.score=auroc, the AUROC selects the round")
+
+
+def test_the_auroc_decides_a_comparison(judged: dict[str, Path], tmp_path: Path) -> None:
+    reading = {"table": "cases.csv", "columns": {"patient": "patient"}, "outcome": ["outcome"]}
+    plan = {"algorithm": {"name": "fedavg"}, "task": {**TASK, "score": "auroc"}}
+    plan |= {"training": {"rounds": 1, "learning_rate": 0.3}, "participation": {"sites": ["a", "b"]}}
+    found = medsilo.compare(
+        ["local", "fedavg"],
+        plan=parse_plan(plan),
+        seeds=range(4),
+        data={"folder": judged["auroc"].parent / "data", **reading},
+        folder=tmp_path / "out",
+        device="cpu",
+    )
+    verdict = json.loads((tmp_path / "out/verdict.json").read_text("utf-8"))
+    assert verdict["metric"] == "auroc" and "auroc is" in verdict["headline"]
+    [row] = [one for one in verdict["rows"] if one["title"] == "fedavg"]
+    assert row["score"]["low"] < row["score"]["mean"] < row["score"]["high"] <= 1
+    assert (
+        verdict["first"]["patients"] and verdict["first"]["low"] < verdict["first"]["mean"] < verdict["first"]["high"]
+    )
+    assert "auroc" in found.report(tmp_path / "page.html").read_text("utf-8")
