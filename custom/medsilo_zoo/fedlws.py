@@ -15,7 +15,8 @@ class FedLWS(ServerStep):
     this layer.
 
     γ^l = ‖w^l‖ / (‖w^l‖ + τ^l ‖g^l‖), where w^l is the layer that the sites received, g_k^l = w_k^l − w^l and g^l = Σ
-    p_k g_k^l. τ^l = β · 1/K Σ_k ‖g_k^l − 1/K Σ_j g_j^l‖ is clipped to the range from `least` to `most`.
+    p_k g_k^l. τ^l = β · 1/K Σ_k ‖g_k^l − 1/K Σ_j g_j^l‖ is clipped to the range from `least` to `most`. If all weights
+    of a layer are zero, γ^l is 1, because with γ^l = 0 this layer would stay zero in all rounds.
     """
 
     title = "FedLWS"
@@ -60,7 +61,7 @@ class FedLWS(ServerStep):
         norm, way = math.sqrt(products[0, 0]), math.sqrt(max(0.0, float(p @ g @ p)))
         apart = (g.diagonal() - 2 * g.mean(1) + g.mean()).clamp(min=0).sqrt().mean()
         tau = min(self.most, max(self.least, self.beta * float(apart)))
-        return norm / (norm + tau * way) if norm or way else 1.0
+        return norm / (norm + tau * way) if norm else 1.0
 
 
 def layer_of(name: str) -> str:

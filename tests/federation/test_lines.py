@@ -475,6 +475,7 @@ def arrived(pieces: dict, to_files: bool = True) -> dict:
         {"w|0|6": torch.ones(6), "w": torch.ones(6)},
         {"w|0|": torch.ones(6)},
         {"w|0|-1": torch.ones(6)},
+        {"w|0|2,-1": torch.ones(6)},
         {"w|0": torch.ones(1)},
         {"w|0|2": torch.ones(1), "w|1|2": "text"},
         {"w|0|2|2": torch.ones(0), "w|1|2|2": torch.ones(0)},

@@ -233,6 +233,7 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
         and len(set(site.participant.disclosure.patients["validation"])) == 4
     )
     assert site.participant.disclosure.suppressed == ["validation"]
+    assert list(site.participant.disclosure.steps) == ["test"]  # no rounding step belongs to a suppressed score
 
 
 @pytest.mark.slow

@@ -152,6 +152,8 @@ def test_a_report_has_volumes_and_the_model_and_is_no_diagnosis(series: ImageSer
     text = text_of(told)
     for word in ("not a diagnosis", MAKER.name, MAKER.plan, made.SOPInstanceUID, "Kidney", "milliliter", "0.216"):
         assert word in text
+    referred_to = [one.value for one in told.iterall() if one.keyword == "ReferencedSegmentNumber"]
+    assert referred_to == [1], "a structure without voxels has no frames to refer to"
     segments = made.SegmentSequence
     assert [one.SegmentedPropertyTypeCodeSequence[0].CodeMeaning for one in segments] == ["Kidney", "Tumor", "Tissue"]
     for one in segments:

@@ -1,6 +1,7 @@
 """A report contains the scores and failures of the runs' files, and no active code."""
 
 import json
+import random
 import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from medsilo.core.errors import MedsiloError
@@ -16,6 +18,7 @@ from medsilo.runs import paths
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Agreement, RoundCount, Selection, SiteResult, StudyFacts, Summary
 from medsilo.runs.site_files import Package, Provenance
+from medsilo.tasks.overlays import write_png
 from medsilo_lab.report import page, panels
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.panels import Subject
@@ -518,3 +521,13 @@ def test_a_chart_speaks() -> None:
 def test_series_differ_without_colour() -> None:
     looks = {(charts.DASHES[i % len(charts.DASHES)], charts.MARKERS[i % len(charts.MARKERS)]) for i in range(35)}
     assert len(looks) == 35
+
+
+def test_pictures_are_in_the_order_of_the_sites_names(tmp_path: Path) -> None:
+    names = [f"hospital-{number:02}" for number in range(16)]
+    folder = save(tmp_path, summary_of("fedavg", "FedAvg", dict.fromkeys(names, 0.5)))
+    for name in random.sample(names, len(names)):
+        pictures = paths.site_folder(folder, name) / paths.PICTURES
+        pictures.mkdir(parents=True)
+        write_png(pictures / "test-best.png", np.zeros((2, 2), np.uint8))
+    assert list(read(folder).overlays) == names

@@ -299,6 +299,18 @@ def test_a_text_of_many_values_is_nothing_to_learn(tmp_path: Path) -> None:
         drafted(tmp_path / "export.csv")
 
 
+def test_rare_values_are_one_class_of_a_target_if_enough_patients_have_them(tmp_path: Path) -> None:
+    def labelled(rare: int) -> Path:
+        labels = [f"grade {n}" if n < rare else "benign" for n in range(40)]
+        return write(
+            tmp_path / f"{rare}/export.csv", ["age", "label"], [[40 + n % 7, own] for n, own in enumerate(labels)]
+        )
+
+    assert nested(drafted(labelled(5)).plan)["task"]["labels"] == ["benign", "other"]
+    with pytest.raises(DataError, match="fewer than two values of the target have 5 patients"):
+        drafted(labelled(4))
+
+
 PEOPLE = {  # columns in six languages whose values many patients share
     "Nachname": ["Müller", "Schäfer", "Großkopf"],
     "Zuname": ["Oberhuber", "Steiner", "Pichler"],

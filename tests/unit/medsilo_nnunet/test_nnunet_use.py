@@ -147,6 +147,13 @@ def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any
             two.use.images_among(wrong)
 
 
+def test_a_file_of_two_channels_is_no_image_of_a_study_with_one(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    task, path = study(hospitals[1], SITES, {"name": "fedavg"}).task, tmp_path / "new_0000.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 4, 2), np.float32), np.eye(4)), path)
+    with pytest.raises(DataError, match="2 channels"):
+        task.use.scan_of((path,))
+
+
 def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0

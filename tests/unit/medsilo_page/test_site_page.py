@@ -31,11 +31,13 @@ from medsilo.federation.site_state import COLUMNS, StatusFile
 from medsilo.flare.executor import note
 from medsilo.plan import parse_plan
 from medsilo.runs import paths
+from medsilo.runs.own_files import LogEntry
 from medsilo.site.approvals import AskingPlan
 from medsilo.site.query_budget import QueryBudget, Requester
 from medsilo_page import page_server
 from medsilo_page.page_server import COOKIE, HEADERS, HOST, MOST_AT_ONCE, MOST_BODY, Gate, PageServer
 from medsilo_page.pages import serve
+from medsilo_page.watching import StudyMoment
 from tests.browser import Browser, chromium
 from tests.conftest import SITES
 from tests.hospital import write_table
@@ -576,3 +578,15 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     write_rows(home, range(1, 401))
     rows = re.findall(r'<tr><th scope="row">(\d+)</th>', visitor.page("/study/study"))
     assert rows == [str(number) for number in range(201, 401)]
+
+
+def test_the_time_left_of_a_study_grows_shorter_after_an_answer(tmp_path: Path) -> None:
+    """With 20 s per round and eight rounds to go, 160 s are left right after an answer, and 100 s one minute later."""
+    now = time.time()
+    began = LogEntry(at=now - 100, kind="began", rounds=10)
+    answers = [LogEntry(at=now - 60 - age, kind="answered", task="round", round=2 - age // 20) for age in (20, 0)]
+    folder = paths.site_folder(tmp_path / "study", A)
+    folder.mkdir(parents=True)
+    (folder / paths.DIARY).write_text("".join(f"{line.model_dump_json()}\n" for line in (began, *answers)))
+    study = StudyMoment.read(tmp_path, "study", A)
+    assert study and 40 < (study.seconds_left() or 0) <= 100

@@ -1,7 +1,9 @@
-"""A server does not start on a folder of stored jobs that belongs to another server."""
+"""A server does not start on a folder of stored jobs that belongs to another server, and its backup is complete."""
 
 import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nvflare.apis.event_type import EventType
@@ -59,3 +61,21 @@ def test_a_renewed_and_a_restored_server_keep_their_jobs(tmp_path: Path) -> None
     assert (tmp_path / "elsewhere" / OWNER).read_bytes() == (storage / OWNER).read_bytes()
     resources = json.loads((tmp_path / "moved/local/resources.json").read_text())
     assert "medsilo_server.flare.own_storage.OwnStorage" in [one.get("path") for one in resources["components"]]
+
+
+def test_a_backup_contains_a_file_that_replaced_another_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, write = server(tmp_path / "kits", tmp_path / "storage"), zipfile.ZipFile.write
+    (kit / "local/state-1").write_text("1")
+
+    def replacing(archive: zipfile.ZipFile, path: Path, name: Any) -> None:
+        if path.name == "state-1":
+            path.rename(path.with_name("state-2"))
+        write(archive, path, name)
+
+    monkeypatch.setattr(zipfile.ZipFile, "write", replacing)
+    kept = back_up(kit, tmp_path / "server.zip")
+    with zipfile.ZipFile(tmp_path / "server.zip") as archive:
+        names = archive.namelist()
+    assert "kit/local/state-2" in names and "kit/local/state-1" not in names and kept.files == len(names) - 1

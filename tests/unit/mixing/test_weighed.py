@@ -170,6 +170,18 @@ def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
             np.testing.assert_allclose(tensor.numpy(), expected[name], rtol=1e-9, atol=1e-12)
 
 
+def test_fedlws_trains_a_layer_that_begins_with_zeros() -> None:
+    """By its equation, such a layer's factor would be 0, so the layer would stay zero in all rounds."""
+    given, sent = contributions(1)
+    given["b.weight"].zero_()
+    mixer, samples = FedLWS().step(SERVER), dict.fromkeys(sent, 5.0)
+    mixer.start(samples, given)
+    for site in samples:
+        mixer.add(site, sent[site], samples[site])
+    mean = torch.stack([own["b.weight"] for own in sent.values()]).mean(0)
+    torch.testing.assert_close(result_of(mixer, "s0")["b.weight"], mean)
+
+
 # ---------------------------------------------------------------------------------------------------- FedAWA
 def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
     """Compute the loss of FedAWA for the logits t from the flattened models."""

@@ -30,6 +30,7 @@ from medsilo.learning.sampling import drawn_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
+from medsilo.tasks.cache import Memory
 from medsilo.tasks.own.augmentation import augmented
 from medsilo.tasks.own.folder import Augmentation, FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch
@@ -569,6 +570,9 @@ def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
     held = [one for part in PARTS for one in getattr(data, part).held]
     kept = sum(one.made.inputs.nbytes + one.made.targets.nbytes for one in held if one.made)
     assert 0.7 * 2**20 < kept <= 2**20
+    memory = Memory(DataSource(folder=tmp_path, cache_memory=1))
+    whole, byte = torch.zeros(2**20, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+    assert [memory.takes(one) for one in (whole, byte)] == [True, False]
 
 
 def test_the_disk_cache_knows_a_file_that_changed_and_mends_one_that_broke(balls: Path, tmp_path: Path) -> None:
