@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "maintainer"
-PLACEHOLDER = "FILL-IN"  # stands in CITATION.cff for what only the authors know
+PLACEHOLDER = "FILL-IN"  # placeholder in CITATION.cff for facts that only the authors know
 
 
 def tag(checkout: Path, key: Path) -> None:
@@ -44,7 +44,7 @@ def tag(checkout: Path, key: Path) -> None:
 
 
 def _open_points(checkout: Path, version: str) -> Iterator[str]:
-    """Yield what a person must do before the tag of a version can be made."""
+    """Yield the steps that a person must take before a version can be tagged."""
     changes, cited = ((checkout / name).read_text("utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
     if not re.search(rf"(?m)^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changes):
         yield f"CHANGELOG.md: give the heading the date of the release, as in '## {version} (2027-01-31)'"

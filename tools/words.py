@@ -33,7 +33,7 @@ MOST: Mapping[str, int] = {
     "message": 0,
     "template": 0,
     "docstring": 0,
-    "comment": 1,
+    "comment": 0,
     "key": 0,
     "yaml": 7,
     "csv": 0,

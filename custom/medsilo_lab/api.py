@@ -189,8 +189,8 @@ class Run:
 
     @property
     def classes(self) -> "DataFrame":
-        """A table with a row per site and class: test cases, sensitivity, specificity, precision, F1, AUROC and PR-AUC
-        against the other classes, and rates at 90 % specificity or sensitivity. Columns such as `f1_low` and `f1_high`
+        """A table with a row per site and class. The columns are test cases, sensitivity, specificity, precision, F1,
+        AUROC and PR-AUC, and rates at 90 % specificity or sensitivity. Columns such as `f1_low` and `f1_high`
         are the ends of 95 % intervals.
 
         The predicted class is the class with the highest probability. If a site suppresses its class counts, the table

@@ -236,8 +236,9 @@ def _synonyms() -> dict[str, set[str]]:
 def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
     """Return the documentation passages that match the searched words or their synonyms best, one for each place.
 
-    The rank of a passage is the product of its BM25 score, of the square root of the fraction of the searched words
-    that it contains, weighted by their rarity, and of the agreement between the searched words and its heading.
+    The rank of a passage is the product of its BM25 score, its coverage, and the agreement between its heading and the
+    searched words. The coverage is the square root of the fraction of the searched words that the passage contains,
+    weighted by their rarity.
     """
     words = {*words_of(wanted)}
     weights = {word: dict.fromkeys(_synonyms().get(word, ()), BY_SYNONYM) | {word: 1.0} for word in words}

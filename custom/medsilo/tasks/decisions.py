@@ -147,7 +147,8 @@ def average_precisions(histograms: Sequence[float], classes: int) -> list[float 
 
 def best_beside(histograms: Sequence[float], classes: int, least: float) -> list[tuple[float, float] | None]:
     """For each class, return the highest sensitivity with a specificity of at least `least`. Also return the highest
-    specificity with a sensitivity of at least `least`. The result is None if no case or all cases belong to the class.
+    specificity with a sensitivity of at least `least`. If no case or all cases belong to a class, return None for this
+    class.
 
     The test cases determine the threshold, so both rates are higher than for other patients.
     """
@@ -164,8 +165,8 @@ def best_beside(histograms: Sequence[float], classes: int, least: float) -> list
 
 
 def _from_above(histograms: Sequence[float], classes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each class and each threshold in descending order, count the cases whose probability is at least the
-    threshold: cases of other classes, and cases of the class.
+    """For each class, count the cases whose probability is at least a threshold, for all thresholds in descending
+    order. Cases of the class and of other classes are counted separately.
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS).flip(2).cumsum(2)
     return [(others, own) for others, own in counts]

@@ -44,8 +44,8 @@ class ScoredTogether(Classification):
         return {**super().measures(output, target), ACCURACY: super().case_scores(output, target)}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return counts in which the metric of each case is the metric of all cases. Patients have an accuracy, but no
-        metric of their own.
+        """Return counts in which the metric of each case is the metric of all cases. A single patient has an
+        accuracy, but no such metric.
         """
         score = self.score(self.parts(measures, torch.arange(len(patients))))
         counts = super().counts(

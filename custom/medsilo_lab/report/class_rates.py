@@ -16,8 +16,8 @@ assert math.isclose(math.erf(REACH / math.sqrt(2)), LEVEL)
 class ClassRates(NamedTuple):
     """The rates of one class against all other classes. The predicted class is the most probable class.
 
-    A rate at 90 % specificity or at 90 % sensitivity belongs to another threshold on the class's probability. A rate of
-    a class without cases is None.
+    A rate at 90 % specificity or at 90 % sensitivity belongs to another threshold on the class's probability. The
+    rates of a class without cases are missing (None).
     """
 
     name: str
@@ -91,8 +91,8 @@ def wilson(part: float, whole: float) -> Interval:
 def interval_of_f1(right: float, whole: float) -> Interval:
     """Return the confidence interval of F1.
 
-    F1 is 2 J / (1 + J), where J is the fraction of true positives among all cases that belong to the class or are
-    assigned to the class. J is a proportion, so the ends are those of Wilson's interval of J.
+    F1 is 2 J / (1 + J). J is the fraction of true positives among the cases that belong to the class or are assigned
+    to it. J is a proportion, so the ends are those of Wilson's interval of J.
     """
     low, high = wilson(right, whole)
     return 2 * low / (1 + low), 2 * high / (1 + high)

@@ -20,8 +20,8 @@ from medsilo.tasks.task import Task
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.file_table import SURELY, is_called
 
-# new values of keys: `data` and its subkeys, such as `data.columns.patient`, are a hospital's settings; `task` and its
-# subkeys, such as `task.target`, are in the plan
+# new values of keys: subkeys of `data`, such as `data.columns.patient`, are a hospital's settings; subkeys of `task`,
+# such as `task.target`, are in the plan
 Values = Mapping[str, Any]
 ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB's files with annotated rhythms and beats
 SHOWN = 5  # largest number of examples in a question

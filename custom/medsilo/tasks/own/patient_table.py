@@ -65,7 +65,7 @@ class PatientTable(Standardised):
         ACCURACY,
         exclude_if=lambda score: score == ACCURACY,
         description="of a classification: the score that selects the round, decides comparisons, and is on all pages. "
-        "If a class is rare, choose `auroc` for two classes, or `balanced_accuracy` for more: with `accuracy`, a model "
+        "If a class is rare, choose `auroc` for two classes, or `balanced_accuracy` for more. With `accuracy`, a model "
         "that always predicts the frequent class has a high score. Hospitals round the scores `auroc` and "
         "`balanced_accuracy` more coarsely",
     )
