@@ -434,6 +434,15 @@ class Night:
             yield row
 
 
+def until_the_end(record: Callable[[], Record], study: str) -> None:
+    """Wait for the last round of a study, as long as the study makes progress."""
+    while not record().finished():
+        done = len(record().rounds())
+        wait_until(
+            lambda done=done: bool(record().finished()) or len(record().rounds()) > done, MOST, f"{study} goes on"
+        )
+
+
 def drawn(dice: random.Random) -> list[tuple[str, str]]:
     return [(kind, dice.choice(KINDS[kind].whom)) for kind in dice.sample(sorted(KINDS), len(KINDS))]
 
@@ -465,7 +474,7 @@ def run(folder: Path, seed: int, root: Path, only: Sequence[str] = (), studies: 
                 return Record(kit(SERVER) / "medsilo" / method)
 
             rows += night.third(method, record, kinds, dice, began)
-            wait_until(lambda record=record: bool(record().finished()), 900, f"the end of {method}")
+            until_the_end(record, method)
             outcome = folder / "outcome" / method
             shutil.copytree(record().folder, outcome)
             for site in SITES:
@@ -509,7 +518,7 @@ def _script(
 
         if disturbed:
             rows += night.third(study, record, kinds, dice, began)
-        wait_until(lambda record=record: bool(record().finished()), 900, "the script's end")
+        until_the_end(record, "the script")
         assert [line.round for line in record().rounds()] == list(range(1, rounds + 1))
         ends.append(models(night.machines, study, SITES))
     for one, other in zip(*ends, strict=True):

@@ -28,7 +28,7 @@ class Layer(Feature):
         """
         return {}
 
-    def site(self, inner: Any, place: Any) -> Any:
+    def site(self, inner: Any, context: Any) -> Any:
         """Return a site that wraps a given site; a site has the method `answer(message, stop)`."""
         return inner
 

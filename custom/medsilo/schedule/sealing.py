@@ -39,7 +39,7 @@ class SecureAggregation(Feature):
         """
 
     @abstractmethod
-    def site(self, place: Any) -> Any:
+    def site(self, context: Any) -> Any:
         """Return the object that masks the tensors which a site sends (`UpdateCodec` in federation/site_context.py)."""
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Define classifications whose metric is not a mean over cases: the AUROC, and the balanced accuracy."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from medsilo.tasks.classification import Classification
 from medsilo.tasks.measuring import judged
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
 
-ACCURACY, BALANCED, AUROC = "accuracy", "balanced_accuracy", "auroc"
+ACCURACY: Final = "accuracy"
+BALANCED: Final = "balanced_accuracy"
+AUROC: Final = "auroc"
 COIN = 0.5  # AUROC if no two cases have different classes
 
 

@@ -120,9 +120,10 @@ def _end(off: Callable[[float], float], area: float, outside: float) -> float:
 
 def interval_of_pr_auc(area: float, own: float) -> Interval:
     """Return the confidence interval of an area under the precision-recall curve: the logit interval of Boyd, Eng and
-    Page (2013). For an area of 0 or 1, the interval is that of a proportion.
+    Page (2013). If the area is so close to 0 or 1 that the logit interval would cover almost all areas, the interval is
+    that of a proportion.
     """
-    if not 0 < area < 1:
+    if own * area * (1 - area) < 1:
         return wilson(area * own, own)
     middle, reach = math.log(area / (1 - area)), REACH / math.sqrt(own * area * (1 - area))
     return 1 / (1 + math.exp(reach - middle)), 1 / (1 + math.exp(-reach - middle))

@@ -39,7 +39,7 @@ def test_the_interval_of_an_auroc_covers_what_other_patients_give(apart: float) 
 
 
 def test_ends_of_intervals_stay_within_0_and_1() -> None:
-    for area in (0.0, 0.01, 0.5, 0.99, 1.0):
+    for area in (0.0, 1e-16, 0.01, 0.5, 0.99, 1 - 1e-16, 1.0):
         for own, others in ((1, 1), (1, 40), (30, 2)):
             for low, high in (interval_of_auroc(area, own, others), interval_of_pr_auc(area, own)):
                 assert 0 <= low <= area <= high <= 1 and high - low > 0.1

@@ -218,7 +218,7 @@ def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch
     other = summary.sites[B].decisions
     assert other.threshold is None and other.reliability and "sensitivity" not in summary.sites[B].figures
     books = {
-        site: own.participant.trainer.protection.budget.used(own.participant.trainer.protection.scheduler.data)[""]
+        site: own.participant.trainer.protection.budget.used(own.participant.trainer.protection.requester.data)[""]
         for site, own in sites.items()
     }
     assert books[A]["validation"] == planned_answers(plan)["validation"] == books[B]["validation"] + 1
