@@ -32,7 +32,6 @@ OF_LAB = (
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
     *("reference/keys/aggregation", "reference/keys/method", "reference/keys/network", "reference/run-folder"),
     *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
-    "research/own-script",
     *("start/data-set", "start/dicom", "trust/secure-aggregation", "trust/threat-model"),
     *("research/own-script", "research/python", "research/reproduce", "research/weights", "research/which-method"),
     *("start/tutorial", "study/consortium", "study/reading", "trust/reliability"),

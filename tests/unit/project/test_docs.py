@@ -271,6 +271,22 @@ def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
     assert f"tag `v{__version__}`" in changes  # links in the README of the wheel lead to this tag of the repository
 
 
+def test_the_conda_recipe_requires_what_the_wheels_require(root: Path) -> None:
+    recipe = load_yaml((root / "provisioning/conda/recipe.yaml").read_text("utf-8"))
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {
+        one.lower().replace("torch>", "pytorch>") for one in [*project["dependencies"], *extras["lab"], *extras["page"]]
+    }
+    python, *others = recipe["requirements"]["run"]
+    assert (
+        python == "python >=${{ python_min }}" and f">={recipe['context']['python_min']}" == project["requires-python"]
+    )
+    assert {one.replace(" ", "") for one in others} == wanted
+    assert recipe["context"]["version"] == project["version"]
+    assert recipe["build"]["python"]["entry_points"] == [f"medsilo = {project['scripts']['medsilo']}"]
+
+
 # ---------------------------------------------------------------------------------------------------------------- links
 def pages_of(root: Path) -> list[Path]:
     folders = ("docs", "jobs", "provisioning", "site_configs", "results", "examples", "skills")
