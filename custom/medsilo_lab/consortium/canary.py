@@ -65,7 +65,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
     hospitals.
     """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
-    with lead.connected(kit) as session:
+    with lead.connected(kit, lead.ANSWER) as session:
         here = lead.heard_lately(session.get_system_info())
         there = sorted(set(asked or here) & here)
         absent = dict.fromkeys(sorted(set(asked) - here), CanaryResult(False, "it is not connected"))

@@ -41,6 +41,7 @@ CONNECT = 10.0
 POLL = 1.0
 STARTING = 120.0
 ENDING = 120.0
+ANSWER = 30.0  # seconds until a busy server's answer counts as lost; NVFlare's default is 5
 PATIENCE = 600.0  # after a lost connection, the number of seconds for which `watch` tries to connect again
 # of the latest LISTED jobs, `status` shows SHOWN jobs; running jobs come first
 SHOWN, LISTED = 20, 200
@@ -62,9 +63,12 @@ class Unreachable(MedsiloError):
 
 
 @contextmanager
-def connected(kit: Path) -> Iterator[Session]:
+def connected(kit: Path, answer: float | None = None) -> Iterator[Session]:
     """Open a session with the server as the person to whom the kit belongs. Errors of NVFlare are raised as
     MedsiloError with a message of one line.
+
+    Args:
+        answer: seconds until the server's answer to a command counts as lost; None: NVFlare's default
     """
     own = read_kit(kit, "person")
     logging.root.addHandler(SILENT)
@@ -73,6 +77,8 @@ def connected(kit: Path) -> Iterator[Session]:
     try:
         with redirect_stdout(io.StringIO()):
             session = connect(user, kit, CONNECT)
+        if answer:
+            session.set_timeout(answer)
         remedy = " any more; did it end, or is its disk for temporary files full? its error_log.txt says why"
         try:
             yield session
@@ -115,7 +121,7 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
         packed = Path(folder) / plan.algorithm.name
         write_job(packed, plan, job)
         check_components(packed)
-        with connected(kit) as session:
+        with connected(kit, ANSWER) as session:
             here = heard_lately(session.get_system_info())
             asked = set(plan.participation.sites) or here
             if len(asked & here) < plan.participation.required:
@@ -189,7 +195,7 @@ def cancel(job_id: str, kit: Path, say: Say) -> str:
     """Stop a job, and wait until the job has ended, because `resume` can only continue an ended job. Return the final
     status of the job.
     """
-    with connected(kit) as session:
+    with connected(kit, ANSWER) as session:
         with suppress(*NOT_THERE):
             session.do_app_command(job_id, PROGRESS, {CANCELS: read_kit(kit, "person").name})
         return cancel_in(session, job_id, say)
@@ -221,7 +227,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
     """
     led = Path(run, paths.JOBS).read_text().split() if Path(run, paths.JOBS).exists() else []
     job_id = led[-1] if led else run
-    with connected(kit) as session:
+    with connected(kit, ANSWER) as session:
         job = session.get_job_meta(job_id)
         if job["status"] == COMPLETED:
             raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
@@ -578,7 +584,7 @@ def _refusal_in(workspace: Path) -> str | None:
 def download(job_id: str, kit: Path, out: Path) -> Path:
     """Download the results of an ended job into a new folder inside `out`, and return this folder."""
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:
+    with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit, ANSWER) as session:
         status = str(session.get_job_status(job_id))
         if not is_over(status):
             raise MedsiloError(f"job {job_id} is {status}; 'medsilo status {job_id} --watch' waits for its end")
