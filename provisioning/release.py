@@ -48,7 +48,7 @@ def _open_points(checkout: Path, version: str) -> Iterator[str]:
     changes, cited = ((checkout / name).read_text("utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
     if not re.search(rf"(?m)^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changes):
         yield f"CHANGELOG.md: give the heading the date of the release, as in '## {version} (2027-01-31)'"
-    if PLACEHOLDER in cited:
+    if re.search(rf"(?m)^[^#\n]*{PLACEHOLDER}", cited):  # the file's comment names the placeholder, too
         yield f"CITATION.cff: replace each {PLACEHOLDER} by what is true of the authors"
     if not re.search(rf"(?m)^version: {re.escape(version)}$", cited):
         yield f"CITATION.cff: the version is not {version}"

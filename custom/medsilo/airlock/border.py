@@ -69,8 +69,8 @@ class Border:
     def _expected(self, asked: Request) -> Groups:
         if asked.task != "round":
             return {}
-        phase, place, precision = self.plan.course.phase_of(asked.round), self.context, self.plan.transport.precision
-        if not phase.trains_at(place.site, asked.round, place.trainers, self.plan.seed):
+        phase, context, precision = self.plan.course.phase_of(asked.round), self.context, self.plan.transport.precision
+        if not phase.trains_at(context.site, asked.round, context.trainers, self.plan.seed):
             return {}
         sent = views(phase.sent, self.layout)
         return {group: {name: packed(own, precision) for name, own in named.items()} for group, named in sent.items()}

@@ -158,18 +158,18 @@ class RoomSite:
         self._begin()
 
     def _room(self) -> Room:
-        place, settings = self.context, self.context.settings
+        context, settings = self.context, self.context.settings
         files = self._files()
-        for sha256, size in place.plan.network.files.items():
+        for sha256, size in context.plan.network.files.items():
             # If a network's weight file is missing, the script reports the missing file, and the server sends the file.
             with contextlib.suppress(MedsiloError):
                 files[weight_cache.find(sha256, size)] = APP / "config" / sha256
-        if place.folder.is_dir():
-            files[place.folder] = KEPT
+        if context.folder.is_dir():
+            files[context.folder] = KEPT
         source = settings.data
         data = (source.data_set, source.folder, source.exclude_patients) if source else ()
-        private = [place.folder.parents[1], budget_of(settings, place.site, place.folder).folder]
-        private += [Path(place.kit.key).parents[1]] if place.kit else []
+        private = [context.folder.parents[1], budget_of(settings, context.site, context.folder).folder]
+        private += [Path(context.kit.key).parents[1]] if context.kit else []
         return Room(
             self.program,
             files,

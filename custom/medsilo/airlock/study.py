@@ -113,12 +113,12 @@ class StudyRoom(RoomSite):
         return super().answer(message, stop)
 
     def _begin(self) -> None:
-        place = self.context
-        settings = place.settings.model_copy(update={"state_dir": None, "airlock": "off"})
+        context = self.context
+        settings = context.settings.model_copy(update={"state_dir": None, "airlock": "off"})
         if source := settings.data:
             settings = settings.model_copy(update={"data": source.model_copy(update={"cache_folder": None})})
-        told = place.to_facts()
-        folder = paths.site_folder(OUTPUT / place.study, place.site)
+        told = context.to_facts()
+        folder = paths.site_folder(OUTPUT / context.study, context.site)
         own = {"settings": settings.model_dump(mode="json"), "folder": str(folder), "kit": None}
         self.end.send("begin", facts={**told, **own})
 

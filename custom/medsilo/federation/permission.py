@@ -82,12 +82,12 @@ class Permission:
         """The hospital's approvals; each access uses the kit's present key, because the kit may be renewed during a
         study.
         """
-        place = self.context
-        if not self._budget or not place.kit:
+        context = self.context
+        if not self._budget or not context.kit:
             return None
         from medsilo.site.approvals import approvals_of
 
-        return approvals_of(self._budget, place.kit, place.settings)
+        return approvals_of(self._budget, context.kit, context.settings)
 
     def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(message.facts)

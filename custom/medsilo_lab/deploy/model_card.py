@@ -20,7 +20,7 @@ from medsilo.runs.schema import Summary
 from medsilo.runs.score import Interval, Score, interval_text, number_text
 from medsilo.tasks.segmentation import Segmentation
 from medsilo_lab.deploy.source import Source
-from medsilo_lab.report.class_rates import by_class
+from medsilo_lab.report.class_rates import by_class, wilson
 from medsilo_lab.report.read import read
 from medsilo_lab.report.run_warnings import learning
 
@@ -170,10 +170,8 @@ def interval_of(metric: str, score: Score) -> Interval | None:
 
 def _interval_of(metric: str, score: float, cases: int) -> Interval:
     if metric == "accuracy":
-        from scipy.stats import binomtest
-
-        found = binomtest(min(round(score * cases), cases), cases).proportion_ci(LEVEL, "wilson")
-        return round(float(found.low), 4), round(float(found.high), 4)
+        low, high = wilson(min(round(score * cases), cases), cases)
+        return round(low, 4), round(high, 4)
     half = sqrt(log(2 / (1 - LEVEL)) / (2 * cases))
     return round(max(score - half, 0), 4), round(min(score + half, 1), 4)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 from medsilo.runs.schema import Decisions, SiteResult
@@ -9,8 +10,7 @@ from medsilo_lab.study.evidence import LEVEL
 from medsilo_lab.study.law import Interval
 
 # number of standard deviations of a normal distribution within which a fraction LEVEL of the distribution lies
-REACH = 1.959963984540054
-assert math.isclose(math.erf(REACH / math.sqrt(2)), LEVEL)
+REACH = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 class ClassRates(NamedTuple):

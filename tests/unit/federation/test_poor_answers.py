@@ -279,7 +279,7 @@ def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatc
     session = SimpleNamespace(
         do_app_command=tell, abort_job=asked.append, get_job_meta=lambda job: {"status": next(states)}
     )
-    monkeypatch.setattr(lead, "connected", lambda kit: nullcontext(session))
+    monkeypatch.setattr(lead, "connected", lambda kit, answer=None: nullcontext(session))
     monkeypatch.setattr(lead, "read_kit", lambda *_: SimpleNamespace(name="lead@clinic"))
     monkeypatch.setattr(lead, "POLL", 0.01)
     monkeypatch.setattr(lead, "ENDING", 0.05)
@@ -306,7 +306,7 @@ def test_a_download_goes_on_into_its_own_folder_and_no_other(tmp_path: Path, mon
         return str(run.parents[2])
 
     session = SimpleNamespace(get_job_status=lambda job: lead.COMPLETED, download_job_result=bring)
-    monkeypatch.setattr(lead, "connected", lambda kit: nullcontext(session))
+    monkeypatch.setattr(lead, "connected", lambda kit, answer=None: nullcontext(session))
     own = lead.download("job-1", tmp_path, tmp_path / "runs")
     (own / "notes.txt").write_text("mine")
     left = "job-1\njob-2\n"

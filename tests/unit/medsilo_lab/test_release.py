@@ -178,7 +178,8 @@ def test_a_tag_is_signed_when_the_checkout_is_ready_for_a_release(root: Path, tm
 
     for name, before, after in (
         ("CHANGELOG.md", "(not released yet)", "(2027-01-31)"),
-        ("CITATION.cff", "FILL-IN", "Person"),
+        ("CITATION.cff", ": FILL-IN", ": Person"),
+        ("CITATION.cff", "orcid.org/FILL-IN", "orcid.org/0000-0002-1825-0097"),
     ):
         text = (checkout / name).read_text()
         assert before in text
