@@ -64,7 +64,7 @@ def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
     @contextmanager
-    def connected(kit: Path) -> Any:
+    def connected(kit: Path, answer: float | None = None) -> Any:
         yield session
 
     monkeypatch.setattr(lead, "connected", connected)
@@ -90,7 +90,7 @@ def test_a_run_whose_list_of_jobs_is_empty_is_no_job(tmp_path: Path, monkeypatch
     asked = list[str]()
 
     @contextmanager
-    def connected(kit: Path) -> Any:
+    def connected(kit: Path, answer: float | None = None) -> Any:
         yield SimpleNamespace(get_job_meta=lambda job: asked.append(job) or {"status": lead.COMPLETED})
 
     monkeypatch.setattr(lead, "connected", connected)
