@@ -77,6 +77,18 @@ class TextColumn:
         return TextColumn(self.values, self.codes[lines])
 
 
+# the first word of a line that adds up the lines above it
+TOTALS = frozenset(("total", "sum", "mean", "summe", "gesamt", "mittelwert", "somme", "moyenne", "suma", "totale"))
+
+
+def lines_of_totals(named: Sequence[TextColumn], lines: int) -> np.ndarray:
+    """Return, for each row, whether a column that names the patient or the hospital has a word such as "total"."""
+    found = np.zeros(lines, bool)
+    for column in named:
+        found |= np.array([value.strip().casefold() in TOTALS for value in column.values], bool)[column.codes]
+    return found
+
+
 def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") -> TextColumn:
     """Replace each missing value by the value in the previous row of the same patient."""
     order = np.argsort(patients.codes, kind="stable")

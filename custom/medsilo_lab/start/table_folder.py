@@ -18,7 +18,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.text import counted, safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
 from medsilo.tasks.cells import LIMIT, THOUSANDS, as_written, without_thousands
-from medsilo.tasks.columns import TextColumn, at_limits, filled, numbers_in, read_columns, span
+from medsilo.tasks.columns import TextColumn, at_limits, filled, lines_of_totals, numbers_in, read_columns, span
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
@@ -130,6 +130,15 @@ class CaseTable:
         kept = {name: facts for name, facts in self._facts.items() if columns.get(name) is self.columns[name]}
         kept = {name: facts for name, facts in kept.items() if codes.get(name) == before.get(name)}
         return replace(own, _facts=kept)
+
+    def without_totals(self) -> "CaseTable":
+        """Return the table without its lines of totals, whose values are no classes and belong to no patient."""
+        named = [self.columns[name] for name in (self.patient, self.site) if name]
+        lines = np.flatnonzero(~lines_of_totals(named, self.lines))
+        if len(lines) == self.lines:
+            return self
+        columns = {name: own[lines] for name, own in self.columns.items()}
+        return CaseTable(self.path, len(lines), columns, self.decimal, self.asked, self.said)
 
     def is_numbers(self, name: str) -> bool:
         own = self.of(name)
@@ -400,7 +409,7 @@ def _table(path: Path) -> CaseTable | None:
     for name, own in columns.items():
         if decimal == "," and not any(_says(name, word) for word in PATIENTS):
             columns[name] = replace(own, values=tuple(without_thousands(name, own.values, decimal)))
-    return CaseTable(path, table.count, columns, decimal)
+    return CaseTable(path, table.count, columns, decimal).without_totals()
 
 
 @dataclass(frozen=True)
@@ -874,11 +883,11 @@ def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
     for name, (first, last) in said.get("spans", {}).items():
         columns[name] = span(columns[first], columns[last])
     columns |= {name: at_limits(columns[name]) for name in said.get("limits", ())}
-    own = table.changed(columns, said=said)
+    own = table.changed(columns, said=said).without_totals()
     if own.patient is None:
         return own
     fill = said.get("fill", own.in_earlier_lines())
-    patients = columns[own.patient]
+    columns, patients = dict(own.columns), own.columns[own.patient]
     columns = {name: filled(one, patients, MISSING) if name in fill else one for name, one in columns.items()}
     return own.changed(columns, said={**said, "fill": list(fill)})
 

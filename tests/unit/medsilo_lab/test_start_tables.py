@@ -88,6 +88,20 @@ def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
     assert nested(draft.plan)["participation"]["sites"] == ["hospital-a"]
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_what_a_line_of_totals_counts_is_no_class(tmp_path: Path, column: int) -> None:
+    """The number of deaths in a last line "Summe" was taken for a third class."""
+    lines = [[f"P{n}", "NordSued"[n % 2 * 4 :][:4], 40 + n % 37, ["nein", "ja"][n % 3 == 0]] for n in range(90)]
+    totals = ["", "", "", "30"]
+    totals[column] = "Summe"
+    head = ["pid", "klinik", "alter", "verstorben"]
+    write(tmp_path / "export.csv", head[column:], [line[column:] for line in (*lines, totals)])
+    found = made(tmp_path, research="hospitals", **({"patients": "each line is a patient"} if column else {}))
+    assert nested(found.sight.choices.plan)["task"]["labels"] == ["nein", "ja"]
+    (one,) = found.sets.values()
+    assert one.data_set.left_out == {"lines have no patient, or are totals; fill it in, or remove them": 1}
+
+
 def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp_path: Path) -> None:
     write(tmp_path / "north.csv", HEAD, rows(60, 1))
     other = ["id", "alter", "größe", "rfstime", "death", "year"]

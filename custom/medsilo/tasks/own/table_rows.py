@@ -18,7 +18,7 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import OTHER_NAMES
 from medsilo.tasks.cells import level, without_thousands
-from medsilo.tasks.columns import Columns, TextColumn, at_limits, filled, read_columns, span
+from medsilo.tasks.columns import Columns, TextColumn, at_limits, filled, lines_of_totals, read_columns, span
 from medsilo.tasks.own.own_numbers import LARGEST, Column, own_labels
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.reading import drawn_parts, needed, note_empty_parts, told_in
@@ -29,7 +29,6 @@ from medsilo.tasks.splits import deal
 from medsilo.tasks.survey import PartFacts, Problem, Survey
 from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS
 
-TOTALS = frozenset(("total", "sum", "mean", "summe", "gesamt", "mittelwert", "somme", "moyenne", "suma", "totale"))
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALIKE = "lines are alike in every column and count as one patient; name the patient, or remove what is a copy"
 CODE = "lines have the same negative number of {!r}, as registries write 'not known'; if so, add it to data.missing"
@@ -291,14 +290,12 @@ class _Reading:
         named = self.table.find(self.roles["patient"]) is not None
         patients = self._role("patient") if named else self.table.line_names()
         assert patients
+        parts, sites = self._role("part"), self._role("site")
         kept = np.ones(self.table.count, bool)
+        nobody = lines_of_totals([patients, *([sites] if sites else [])], self.table.count)
         if named:
-            nobody = np.array(
-                [not one or one in self.missing or one.casefold() in TOTALS for one in patients.values], bool
-            )
-            self._leave_out(
-                kept, "lines have no patient, or are totals; fill it in, or remove them", nobody[patients.codes]
-            )
+            nobody |= patients.isin({"", *self.missing})
+        self._leave_out(kept, "lines have no patient, or are totals; fill it in, or remove them", nobody)
         for name in self.source.required:
             if (own := self.table.find(name)) is None:
                 raise DataError("data.required names a column that the table lacks; correct it", private=name)
@@ -313,7 +310,6 @@ class _Reading:
         self._tell_table()
         if named is False and kept.any():
             self.problems.append(Problem("note", ALONE, int(kept.sum())))
-        parts, sites = self._role("part"), self._role("site")
         if parts:
             called = (value.lower() for value in parts.values)
             parts = TextColumn(tuple(OTHER_NAMES.get(value, value) for value in called), parts.codes)
