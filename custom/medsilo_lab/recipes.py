@@ -29,6 +29,7 @@ from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe import Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import check_unquoted, write_json
@@ -52,6 +53,9 @@ RUNS = (
 LARGEST_JOB = 4 << 20  # maximum bytes of a job that NVFlare's sites accept over HTTP
 # matches imports of NVFlare's patch for Lightning, which cannot run medsilo's methods
 LIGHTNINGS_PATCH = re.compile(r"nvflare\.(client|app_opt)(\.| +import +)lightning")
+# matches the start of an evaluation that a script writes itself, and calls that take a network out of training mode
+EVALUATION = re.compile(r"\b(no_grad|inference_mode)\b")
+EVALUATION_MODE = re.compile(r"\.eval\(|\.train\(False|mode=False|Trainer|Evaluator|eval_mode")
 Tasks = list[str] | None
 RENAMED = {"train_script": "script", "train_args": "script_args", "client_memory_gc_rounds": "memory_gc_rounds"}
 
@@ -151,6 +155,7 @@ class MethodRecipe(Recipe):
         # weights.
         self._names = list(sites)
         module = _module(model, initial_ckpt)
+        self._has_statistics = any(isinstance(own, _BatchNorm) and own.track_running_stats for own in module.modules())
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
         try:
             self.plan = plan_of_script(
@@ -245,7 +250,15 @@ class MethodRecipe(Recipe):
 
     def _validate_before_use(self) -> None:
         script = Path(self.train_script)
-        if script.is_file() and LIGHTNINGS_PATCH.search(script.read_text("utf-8", errors="replace")):
+        if not script.is_file():
+            return
+        text = script.read_text("utf-8", errors="replace")
+        if self._has_statistics and EVALUATION.search(text) and not EVALUATION_MODE.search(text):
+            print(
+                f"medsilo: warning: {script.name} never calls model.eval(), so batch norm learns from the images of an "
+                "evaluation; call model.eval() before an evaluation and model.train() before training"
+            )
+        if LIGHTNINGS_PATCH.search(text):
             raise MedsiloError(
                 f"train_script: {script.name} has NVFlare's patch of Lightning's trainer, which knows no method of "
                 "medsilo; let a trainer fit each of flare.networks(), as in examples/lightning"

@@ -1646,6 +1646,21 @@ def test_what_a_recipe_can_not_run_is_refused_where_it_is_written(
             add(recipe)
 
 
+@pytest.mark.parametrize("calls", ["", "    net.eval()\n"])
+def test_a_recipe_tells_of_an_evaluation_that_changes_batch_norm(
+    calls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NVFlare's hello-pt evaluates in training mode. With the page's batch norm, hello-pt's test images changed the
+    statistics that FedBN keeps, and no line said so.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text(f"def evaluate(net, loader):\n{calls}    with torch.no_grad():\n        ...\n")
+    for norm in (nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)):
+        recipes.FedAvgRecipe(model=nn.Sequential(norm), min_clients=2, train_script="client.py").export("exported")
+        told = "client.py never calls model.eval()" in capsys.readouterr().out
+        assert told == (norm.track_running_stats and not calls)
+
+
 def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
     site, model, _ = stepped(tmp_path, "fedavg")
     with torch.no_grad():
