@@ -186,6 +186,12 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
     }
 
 
+def test_the_first_screens_count_the_methods(root: Path) -> None:
+    count = len([name for name in FEDERATED if name != "local"])
+    for page in ("README.md", "docs/index.md", "CHANGELOG.md"):
+        assert re.findall(r"(\d+) federated\s+methods", (root / page).read_text("utf-8")) == [str(count)], page
+
+
 def test_each_method_has_a_section_of_one_form(root: Path) -> None:
     """Each method's section on a page has the idea, the formula, the tensors that are sent or stay, the cost, results
     and limits.
