@@ -53,11 +53,11 @@ def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | No
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
-    """Return a correction that adds μ (w − w′) to each gradient.
+    """Return a correction that adds μ (w − w′) to each gradient, where the tensors w′ may change.
 
     Args:
         parameters: the weights w
-        anchors: the tensors w′, whose values are read when the correction is called
+        anchors: the tensors w′, which are read when the correction is called
         mu: μ
     """
 
