@@ -190,7 +190,12 @@ class Console:
         self._said = time.monotonic()
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """If the command writes JSON lines, print an event as a JSON line."""
+        """If the command writes JSON lines, print an event as a JSON line.
+
+        Args:
+            kind: name of the event
+            facts: further fields of the JSON line
+        """
         if self.as_json and self.in_lines:
             print(json.dumps({"event": kind, **facts}, allow_nan=False, default=str), flush=True)
 
@@ -243,7 +248,12 @@ class Console:
                 self._print = None
 
     def fail(self, error: MedsiloError, code: int = 1) -> int:
-        """Print the message of an error, and return the exit code."""
+        """Print the message of an error, add it to the JSON document, and return the exit code.
+
+        Args:
+            error: the error; its private text is printed, too
+            code: the exit code
+        """
         text = str(error) + (f" [{error.private}]" if error.private else "")
         self.warn(text)
         self.document = {**self.document, **failure(text, code, error)}

@@ -53,7 +53,12 @@ def free_disk(folder: Path) -> int:
 
 
 def check_unquoted(path: Path | str, remedy: str) -> None:
-    """Raise MedsiloError if a path has blanks or quotes, because NVFlare does not quote paths in command lines."""
+    """Raise MedsiloError if a path has blanks or quotes, because NVFlare does not quote paths in command lines.
+
+    Args:
+        path: the path
+        remedy: advice at the end of the error message
+    """
     if torn := re.search(r"[\s'\"\\#]", str(path)):
         raise MedsiloError(f"NVFlare can't use a path that has {torn[0]!r}: {remedy}", str(path))
 
@@ -118,14 +123,24 @@ def sweep(*folders: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically.
+
+    Args:
+        path: the file, which is replaced if it exists
+        text: the new content
+    """
     with replacing(path) as temporary:
         # The text may contain file names that are not valid UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically."""
+    """Write a file atomically.
+
+    Args:
+        path: the file, which is replaced if it exists
+        content: the new content
+    """
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -134,6 +149,10 @@ def append_line(path: Path, line: str) -> None:
     """Append a line to a file, and wait until the line is on the disk.
 
     If the file's last line does not end with a line break, a line break is added before the new line.
+
+    Args:
+        path: the file, which is created if it is missing
+        line: the line, without a line break at its end
     """
     with _writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
@@ -148,7 +167,12 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_passing(path: Path, value: Any) -> None:
-    """Write short-lived JSON atomically; the function does not wait for the disk, and ignores errors of the disk."""
+    """Write short-lived JSON atomically; the function does not wait for the disk, and ignores errors of the disk.
+
+    Args:
+        path: the file, which is replaced if it exists
+        value: a JSON value
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         temporary.touch(FILE)
@@ -157,7 +181,12 @@ def write_passing(path: Path, value: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically. Raises ValueError for NaN or infinity, which JSON does not have."""
+    """Write JSON atomically. Raises ValueError for NaN or infinity, which JSON does not have.
+
+    Args:
+        path: the file, which is replaced if it exists
+        value: a JSON value
+    """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -165,7 +194,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
     """Write rows as CSV atomically.
 
     Args:
-        columns: The first columns. All other keys of the rows become further columns.
+        path: the file, which is replaced if it exists
+        rows: the rows; each row maps columns to values, and lacks the columns that stay empty
+        columns: the first columns; all other keys of the rows become further columns
     """
     text, every = io.StringIO(), dict.fromkeys([*columns, *(key for row in rows for key in row)])
     writer = csv.DictWriter(text, list(every), restval="", lineterminator="\n")
@@ -177,8 +208,13 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON metadata to one safetensors file, atomically.
 
-    The function reads memory-mapped tensors one after another, so that it never holds all tensors in memory at once.
-    The library safetensors would need all tensors in memory at once.
+    The function reads memory-mapped tensors one after another, whereas the library safetensors would need all tensors
+    in memory at once.
+
+    Args:
+        path: the file, which is replaced if it exists
+        tensors: the tensors by name
+        facts: the JSON metadata; None means no metadata
     """
     from medsilo.core.mmap_store import TYPES, bytes_of, let_go, stretches_of
 
@@ -243,15 +279,23 @@ def uncollected() -> Iterator[None]:
 
 
 def leads_out(path: Path, inside: Path) -> bool:
-    """True if a path is a symbolic link to a target outside the resolved folder `inside`."""
+    """True if a path is a symbolic link to a target outside a folder.
+
+    Args:
+        path: the path
+        inside: the folder, which is already resolved
+    """
     return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside)
 
 
 def check_tree(folder: Path, largest: int, what: str) -> None:
     """Check a folder from another party: raise MedsiloError for too many files, a too large file, or a link to a file
-    outside the folder.
+    outside the folder. The function opens no file.
 
-    While checking a folder from another party, the function opens no file.
+    Args:
+        folder: the folder
+        largest: the largest allowed size of a file in bytes
+        what: the folder's name in errors
     """
     inside, seen = folder.resolve(), 0
     for place, folders, names in os.walk(folder):
@@ -271,7 +315,12 @@ def check_tree(folder: Path, largest: int, what: str) -> None:
 
 
 def read_bounded(path: Path, largest: int) -> bytes:
-    """Return a file's content. Raises ValueError if the file has more than `largest` bytes."""
+    """Return a file's content. Raises ValueError if the file is too large.
+
+    Args:
+        path: the file
+        largest: the largest allowed size in bytes
+    """
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:

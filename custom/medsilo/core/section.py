@@ -30,10 +30,11 @@ class Section(BaseModel):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Return a section with validated values of YAML or JSON. Raises DataError for invalid values.
+        """Return a section with validated values. Raises DataError for invalid values.
 
         Args:
-            origin: The name of the values' source in errors.
+            values: the values of YAML or JSON
+            origin: the name of the values' source in errors
         """
         try:
             return checked(cls, values, origin)
@@ -57,11 +58,12 @@ class Section(BaseModel):
 
     @classmethod
     def in_file(cls, path: Path, what: str, remedy: str) -> Self:
-        """Return a section that is read from a YAML file. Raises DataError for an unreadable file or invalid values.
+        """Return a section that is read from a file. Raises DataError for an unreadable file or invalid values.
 
         Args:
-            what: The file's name in errors.
-            remedy: What the user should do about an unreadable file.
+            path: the YAML file
+            what: the file's name in errors
+            remedy: advice to the user about an unreadable file
         """
         try:
             return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
@@ -80,14 +82,16 @@ class Feature(Section):
     """A section of a plan. A feature's methods list conflicts with other sections of the plan, and describe the tensors
     that sites send because of the feature.
 
-    The argument `plan` of the methods is a `medsilo.Plan`; `networks` has the networks of the plan's method on
-    PyTorch's meta device. The validation of a plan and the disclosure report call the methods of each feature of the
-    plan.
+    The validation of a plan and the disclosure report call the methods of each feature of the plan.
     """
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
-        """Yield one message for each conflict between this section and the plan. A message about a conflict names the
-        key, the cause and the remedy.
+        """Yield one message for each conflict between this section and the plan. A message names the key, the cause and
+        the remedy.
+
+        Args:
+            plan: the whole plan, a `medsilo.Plan`
+            networks: the networks of the plan's method by name, on PyTorch's meta device
         """
         return ()
 
@@ -114,7 +118,7 @@ def checked(kind: type[S], values: Any, origin: str) -> S:
     string is valid as a path.
 
     Args:
-        origin: The name of the values' source in errors.
+        origin: the name of the values' source in errors
     """
     try:
         text = json.dumps(values, default=str)

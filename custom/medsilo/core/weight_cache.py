@@ -38,7 +38,12 @@ def hash_of_file(path: Path) -> str:
 
 
 def find(sha256: str, size: int) -> Path:
-    """Return the path of a file that has the given SHA-256. The function reads only files that have the given size."""
+    """Return the path of a file that has the given SHA-256.
+
+    Args:
+        sha256: the SHA-256 in hexadecimal digits
+        size: the file's size in bytes; the function reads no file of another size
+    """
     for folder in filter(Path.is_dir, model_folders.FOLDERS):
         for path in sorted(folder.iterdir()):
             with suppress(OSError):
@@ -51,10 +56,13 @@ def find(sha256: str, size: int) -> Path:
 
 
 def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> None:
-    """Save a received file in a folder; the file's name is its hash.
+    """Save a received file in a folder.
 
     Args:
-        most: The most bytes of all files in the folder; the oldest files are removed to keep within this limit.
+        sha256: the SHA-256 that the content must have, which becomes the file's name
+        content: the file's content
+        folder: the folder
+        most: limit on the bytes of all files in the folder; the oldest files are removed to keep within this limit
     """
     # imported here, and not at the top, because the import is slow, and most users of this module don't need it
     from medsilo.core.files import write_bytes
@@ -79,7 +87,8 @@ def keep_beside(files: Mapping[str, int], folder: Path) -> None:
     """Link or copy weight files into a folder.
 
     Args:
-        files: Each file's size in bytes, by the file's hash.
+        files: each file's size in bytes, by the file's SHA-256
+        folder: the folder, which is created if it is missing
     """
     from medsilo.core.files import make_folder
 

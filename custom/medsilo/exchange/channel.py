@@ -57,11 +57,17 @@ class Channel(Protocol):
     """
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        """Send requests to all given sites at once. The function `receive` raises Refused for an answer that the server
-        must ignore.
+        """Send requests to all given sites at once.
 
-        Returns the sites without an accepted answer. The function `outgoing` returns the request to a site; it may be
-        called several times for one site, so it must change no state.
+        Args:
+            sites: the sites' names
+            outgoing: a function that returns the request to a site; it may be called several times for one site, so it
+                must change no state
+            receive: a function that takes a site's name and answer, and raises Refused for an answer that the server
+                must ignore
+            timeout: seconds that a site has for its answer
+
+        Returns the sites without an accepted answer, each with the reason.
         """
 
 

@@ -52,8 +52,11 @@ class SiteContext:
 
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
-        """Add normal noise with the given standard deviation to a tensor. The noise is secret, and each call samples
-        new noise.
+        """Add normal noise to a tensor. The noise is secret, and each call samples new noise.
+
+        Args:
+            exact: the tensor
+            deviation: the standard deviation of the noise
         """
         from medsilo.privacy.noise import NoiseSource
 
@@ -93,9 +96,10 @@ class SiteContext:
 
     @classmethod
     def read(cls, told: Mapping[str, Any], budget: QueryBudget | None = None) -> "SiteContext":
-        """Restore the context from the values that `to_facts` returned in another process.
+        """Restore the context from the values of another process.
 
         Args:
+            told: the values that `to_facts` returned
             budget: the query budget, if another process keeps it
         """
         settings = SiteSettings.model_validate(told["settings"])
@@ -123,9 +127,10 @@ class Site(Protocol):
     """
 
     def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
-        """Answer a message.
+        """Answer a request.
 
         Args:
+            message: the server's request
             stop: a function that is called before every batch, and raises an error to end the work
         """
 

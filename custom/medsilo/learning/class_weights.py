@@ -36,7 +36,7 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
     class has the logit 0.
 
     Args:
-        share: The factor of the cross entropy in ℓ.
+        share: the factor of the cross entropy in ℓ
     """
 
     def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
@@ -61,7 +61,8 @@ def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
     logit belongs to the second class, and the first class has the logit 0.
 
     Args:
-        counts: n_c, the number of training cases of each class.
+        loss: the loss function ℓ
+        counts: n_c, the number of training cases of each class
     """
     frequent = torch.tensor(counts, dtype=torch.float64)
     shift = torch.where(frequent > 0, frequent.log(), NEVER)

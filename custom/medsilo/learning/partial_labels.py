@@ -33,6 +33,10 @@ def mark_of(absent: Collection[int]) -> int:
 def marked(labels: Tensor, mark: int) -> Tensor:
     """To the labels of a case, add the bits that mark structures without annotations. If the case lacks annotations of
     a structure, the label -1 of empty areas is replaced by the label of background.
+
+    Args:
+        labels: the labels of a case
+        mark: a number whose bits mark structures; with 0, the labels stay unchanged
     """
     return labels.long().clamp(min=0) | mark if mark else labels
 
@@ -67,8 +71,8 @@ def told_apart(
     softmax of z_0' gives background p_0' = p_0 + Σ p_u, and leaves the probabilities of annotated structures unchanged.
 
     Args:
-        overlaps: Whether structures may overlap. Then each output belongs to one structure, a mark numbers the
-            structures 1, 2, ..., and the outputs of structures without annotations are omitted.
+        overlaps: whether structures may overlap; then each output belongs to one structure, a mark numbers the
+            structures 1, 2, ..., and the outputs of structures without annotations are omitted
     """
     marks, at = marks_in(target), partial(places_on, target.device)
     for mark in sorted(set(marks)):

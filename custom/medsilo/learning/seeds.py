@@ -13,15 +13,25 @@ if TYPE_CHECKING:
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
-    """Return a seed in [0, 2**63), which depends on a text that names the seed's purpose. The derived seed is the same
-    on every machine.
+    """Derive a seed in [0, 2**63) for one purpose. The derived seed is the same on every machine.
+
+    >>> seed_for(7, "st-anna", "shuffle") == seed_for(7, "north", "shuffle")
+    False
+
+    Args:
+        seed: the seed from which the new seed is derived
+        purpose: words and numbers that name the purpose
     """
     text = "\x1f".join([str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
-    """Return a random generator on the CPU, whose seed depends on a text that names the generator's purpose."""
+    """Return a random generator on the CPU for one purpose.
+
+    Args:
+        seed, purpose: as for `seed_for`
+    """
     import torch  # the import is within the function, because commands that do not train import this module, too
 
     return torch.Generator().manual_seed(seed_for(seed, *purpose))

@@ -114,9 +114,9 @@ def passes(
     """Pass each batch through a network in evaluation mode, and yield None after each batch.
 
     Args:
-        loader: Batches of inputs, or tuples whose first item is a batch of inputs.
-        watched: The layers whose inputs are observed.
-        look: A function that receives the index in `watched` and the input of each watched layer.
+        loader: batches of inputs, or tuples whose first item is a batch of inputs
+        watched: the layers whose inputs are observed
+        look: a function that receives the index in `watched` and the input of each watched layer
     """
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, place=place: look(place, inputs[0]))
@@ -142,7 +142,7 @@ def batch_norm_input_statistics(
     the result contains (mean [channels], variance [channels]) in double precision.
 
     Args:
-        loader: Batches of inputs, or tuples whose first item is a batch of inputs.
+        loader: batches of inputs, or tuples whose first item is a batch of inputs
     """
     watched = measured_layers(model, layers)
     moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
@@ -229,6 +229,10 @@ def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> 
     The running statistics become those that the network would have if it had trained, without dropout, on a single
     batch with all cases. The function makes one pass over the data for each batch norm. Raises Refused if the data have
     fewer than two cases.
+
+    Args:
+        model: the network, which is changed in place
+        data: a function that returns an iterator over batches of inputs
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

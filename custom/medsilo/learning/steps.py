@@ -22,7 +22,12 @@ Correction = Callable[[], None]  # a function that changes the weights' gradient
 
 @contextmanager
 def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
-    """Within the context, correct the gradients before each step of the optimizer."""
+    """Within the context, correct the gradients before each step of an optimizer.
+
+    Args:
+        optimizer: the optimizer
+        correction: a function that changes the gradients in place
+    """
     hook = optimizer.register_step_pre_hook(lambda *_: correction())
     try:
         yield
@@ -33,15 +38,27 @@ def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
 def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | None = None) -> Correction:
     """Return a correction that adds μ (w − w_t) to each gradient, the gradient of the proximal term μ/2 ‖w − w_t‖².
 
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> weight.grad = torch.zeros(1)
+    >>> pull_back([weight], mu=0.1, to=[torch.zeros(1)])()
+    >>> weight.grad
+    tensor([0.1000])
+
     Args:
-        to: The tensors w_t, which the function copies. None: w_t are the present weights.
+        parameters: the weights w
+        mu: μ
+        to: the tensors w_t, which the function copies; by default, the present weights
     """
     return pull_towards(parameters, [anchor.detach().clone() for anchor in to or parameters], mu)
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
-    """Return a correction that adds μ (w − w′) to each gradient, where w′ are the values of `anchors` when the
-    correction is called.
+    """Return a correction that adds μ (w − w′) to each gradient, where the tensors w′ may change.
+
+    Args:
+        parameters: the weights w
+        anchors: the tensors w′, which are read when the correction is called
+        mu: μ
     """
 
     @torch.no_grad()
@@ -57,8 +74,8 @@ class Shift:
     """Adds a correction s to the gradients g, and computes the mean of the gradients g before the correction.
 
     Args:
-        shifts: The tensors s.
-        decay: The weight decay, whose gradient is added in the mean.
+        shifts: the tensors s
+        decay: the weight decay, whose gradient is added in the mean
     """
 
     def __init__(self, parameters: Sequence[Tensor], shifts: Sequence[Tensor], decay: float = 0.0) -> None:
@@ -140,6 +157,11 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 
     In nnU-Net's networks, a layer's weight may have two names. PyTorch does not restore a weight that was replaced
     under two names, so the function replaces each weight under one name only.
+
+    Args:
+        model: the network
+        weights: the weights by name; the network's own weights replace missing weights
+        inputs: a batch of inputs
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
     places = {
@@ -156,6 +178,10 @@ def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Within the context, freeze all parameters except the parameters with the given names.
 
     A frozen parameter stays unchanged: momentum and weight decay do not change it either.
+
+    Args:
+        module: the network
+        names: names of the parameters that learn
     """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:

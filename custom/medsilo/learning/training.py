@@ -144,6 +144,12 @@ class Training(Feature):
         return self.schedule != "constant"
 
     def pace(self, number: int, rounds: int) -> float:
+        """Return the factor by which the schedule multiplies the learning rate in a round.
+
+        Args:
+            number: index of the round, from 1
+            rounds: number of rounds of the study
+        """
         if number <= self.warmup:
             return number / (self.warmup + 1)
         gone, all_of_them = number - 1 - self.warmup, rounds - self.warmup

@@ -64,7 +64,12 @@ class MeanOfOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
 
     def arrived(self, modules: Modules, came: bool) -> None:
-        """Called when the mean w̄ arrives at a site; subclasses may override this method."""
+        """Called when a site has received the server's tensors; subclasses may override this method.
+
+        Args:
+            modules: the site's networks by name
+            came: False if the server sent no mean
+        """
 
     @abstractmethod
     def learn(self, context: TrainContext) -> float:
@@ -95,7 +100,12 @@ class ServerStep(Averaging):
 
 
 def copy_into(own: nn.Module, shared: nn.Module) -> None:
-    """Copy all weights and running statistics from the shared to the personal network."""
+    """Copy all weights and running statistics from the shared to the personal network.
+
+    Args:
+        own: the personal network, which is changed in place
+        shared: the shared network
+    """
     own.load_state_dict(shared.state_dict())
 
 
@@ -166,7 +176,12 @@ class WeighingMethod(Algorithm):
 
     @abstractmethod
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Return the weight of each answering site in the mean over sites."""
+        """Return the weight of each answering site in the mean over sites.
+
+        Args:
+            server: the server's side of the method
+            mean: the aggregator, which has the answers of the round
+        """
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.largest_share * len(sites) > 1:
@@ -175,7 +190,14 @@ class WeighingMethod(Algorithm):
 
 
 def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
-    """Raise a PlanError if a method keeps a kind of layer at the sites, but this network has no such layer."""
+    """Raise a PlanError if a method keeps a kind of layer at the sites, but this network has no such layer.
+
+    Args:
+        names: names of the layers' tensors in the network
+        method: the method's name
+        layer: words that describe the layer
+        remedy: advice at the end of the error message
+    """
     if not names:
         raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")
 

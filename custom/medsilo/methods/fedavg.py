@@ -14,7 +14,12 @@ class Averaging(Algorithm):
     protocols = {"paper": BY_ITSELF}
 
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
-        """Return the aggregator w ← w + η (Σ p_k w_k − w), where the rate η is 1 by default."""
+        """Return the aggregator w ← w + η (Σ p_k w_k − w).
+
+        Args:
+            server: the server's side of the method
+            rate: the rate η
+        """
         return UniformMean(rate) if self.weighting == "uniform" else WeightedMean(rate)
 
     def groups(self) -> tuple[Group, ...]:
@@ -22,7 +27,11 @@ class Averaging(Algorithm):
 
 
 class FedAvg(Averaging):
-    """The server averages the weights of all sites: w ← Σ p_k w_k."""
+    """The server averages the weights of all sites: w ← Σ p_k w_k.
+
+    >>> [group.name for group in FedAvg().groups()]
+    ['model']
+    """
 
     title = "FedAvg"
     paper = "McMahan et al. 2017"

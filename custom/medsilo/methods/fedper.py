@@ -38,7 +38,12 @@ class FedPer(Averaging):
 
 
 def has_body_and_head(model: nn.Module, method: str) -> None:
-    """Raise a PlanError if a network cannot be divided into a body and a head."""
+    """Raise a PlanError if a network cannot be divided into a body and a head.
+
+    Args:
+        model: the network
+        method: the method's name in errors
+    """
     require(head_names(model), method, "the head", "choose a network with a linear or convolution layer")
     require_features(model, method)
     (head,) = head_layers(model)

@@ -39,6 +39,14 @@ RUNNING = ("running_mean", "running_var")  # endings of the names of running sta
 class Aggregator(ABC):
     """Aggregates one group of tensors in every round. The aggregator knows the sites that may send tensors, and stores
     the tensors that the server last sent to each site.
+
+    >>> mean = UniformMean()
+    >>> mean.start(["a", "b"])
+    >>> mean.add("a", {"bias": torch.zeros(2)}, weight=30)
+    >>> mean.add("b", {"bias": torch.ones(2)}, weight=10)
+    >>> mean.finish()
+    >>> mean.current("a")
+    {'bias': tensor([0.5000, 0.5000])}
     """
 
     def __init__(self) -> None:
@@ -54,6 +62,7 @@ class Aggregator(ABC):
         """Close the last round, and begin a new round; at first, each site still has its tensors from earlier rounds.
 
         Args:
+            sites: names of the sites that may answer
             initial: tensors, which are not copied, for every site that has no tensors yet
         """
         self.finish()
@@ -66,11 +75,15 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def add(self, site: str, tensors: Tensors, weight: float) -> None:
-        """Store the tensors of one site and its number of samples, after the caller has checked names, shapes and data
-        types.
+        """Store the tensors of one site.
 
         If the tensors can't be aggregated, the method raises Refused and changes nothing, so that the site may send
         tensors again.
+
+        Args:
+            site: the site's name
+            tensors: tensors whose names, shapes and data types the caller has checked
+            weight: the site's weight, such as its number of samples
         """
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         layout = self._layout or Layout(own)
@@ -100,8 +113,10 @@ class Aggregator(ABC):
         return tensors, {"sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore a saved state, whose tensors are not copied; the caller must do this before the first answer of a
-        round.
+        """Restore a saved state. The caller must do this before the first answer of a round.
+
+        Args:
+            tensors, facts: the two values that `state` returned; the tensors are not copied
         """
         self.finish()
         self._load(tensors, facts)
@@ -179,7 +194,12 @@ class WeightedMean(Aggregator):
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Accept a mean over sites that was computed elsewhere, as if each site had sent this mean."""
+        """Accept a mean over sites that was computed elsewhere, as if each site had sent this mean.
+
+        Args:
+            tensors: the mean
+            weights: the weight of each site in the mean
+        """
         first, *others = sorted(weights)
         self.add(first, tensors, math.fsum(weights.values()))
         self._answered |= set(others)

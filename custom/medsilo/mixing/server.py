@@ -109,7 +109,12 @@ class ServerOptimizer(WeightedMean):
 
     @abstractmethod
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
-        """Return u(D) in double precision for a block, and change the optimizer's vectors in place."""
+        """Return u(D) in double precision for a block, and change the optimizer's vectors in place.
+
+        Args:
+            d: the block's mean update D in double precision
+            memory: the block of each of the optimizer's vectors
+        """
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         self._steps += 1

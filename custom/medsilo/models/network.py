@@ -68,7 +68,12 @@ class Network(Feature):
     name: str
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        """Return a module whose initial weights come from torch's global random generator."""
+        """Return a module whose initial weights come from torch's global random generator.
+
+        Args:
+            channels: number of an input's channels, or of values in a table's row
+            classes: number of outputs for each case, or for each pixel or voxel of a segmentation
+        """
         from monai.networks import nets  # imported within the method, because importing MONAI takes seconds
 
         told = dict(self.monai(channels, classes) or {})
@@ -78,12 +83,22 @@ class Network(Feature):
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        """Describe the module as an entry of a MONAI bundle; return None if MONAI does not have this network."""
+        """Describe the module as an entry of a MONAI bundle; return None if MONAI does not have this network.
+
+        Args:
+            channels, classes: as for `build`
+        """
         return None
 
     @staticmethod
     def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
-        """Return a list that contains the norm layer, or an empty list if the network uses no norm."""
+        """Return a list that contains the norm layer, or an empty list for no norm.
+
+        Args:
+            dimensions: 1, 2 or 3, as in the name of PyTorch's batch norm
+            features: number of features
+            norm: "batch", "batch-statistics", "group" or "none"
+        """
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
         if norm == "batch-statistics":  # HarmoFL's released code uses the norm "batch-statistics"
@@ -91,7 +106,12 @@ class Network(Feature):
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
-        """Move the built module to a site's device."""
+        """Move the built module to a site's device.
+
+        Args:
+            module: the built module
+            compute: an object whose attribute `device` is the site's device
+        """
         return module.to(compute.device)
 
     @property
@@ -113,6 +133,12 @@ class Network(Feature):
         return ""
 
     def embed(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """Return the outputs of a network's frozen layers. A network with an `embedding` overrides this method.
+
+        Args:
+            module: the built module
+            inputs: a batch of inputs
+        """
         raise NotImplementedError
 
     @property
@@ -123,7 +149,12 @@ class Network(Feature):
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Convert the built module to the network that remains after training; both compute the same outputs."""
+        """Convert the module to the network that remains after training; both compute the same outputs.
+
+        Args:
+            module: the built module, with trained weights
+            channels, classes: as for `build`
+        """
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:

@@ -37,10 +37,13 @@ class Algorithm(Section):
     `networks` (a site's networks). A subclass overrides `phases` if its rounds are not all equal. The final models are
     one model for all hospitals, or personal models (`personal`, `outcome`).
 
-    >>> from medsilo.registry import METHODS
-    >>> fedprox = METHODS["fedprox"](mu=0.1)
-    >>> fedprox.title, fedprox.mu, issubclass(METHODS["fedprox"], Algorithm)
-    ('FedProx', 0.1, True)
+    >>> from medsilo.extend.methods import network
+    >>> class HalfRounds(Algorithm):
+    ...     name: str = "half-rounds"
+    ...     def groups(self): return (Group("model", network("model")),)
+    ...     def train_round(self, context): return context.train(share=0.5)
+    >>> [(phase.name, phase.rounds) for phase in HalfRounds().phases(rounds=3)]
+    [('train', 3)]
     """
 
     title: ClassVar[str]
@@ -116,11 +119,18 @@ class Algorithm(Section):
         """Return a site's networks by name. The network named "model" is evaluated.
 
         Args:
-            build: Makes a new instance of the plan's network.
+            build: makes a new instance of the plan's network
         """
         return {"model": build()}
 
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
+        """Return the optimizer of a network.
+
+        Args:
+            name: the network's name
+            module: the network
+            training: the plan's training settings
+        """
         return training.make_optimizer(module.parameters())
 
     def personalise(self, context: "TrainContext") -> None:
@@ -132,8 +142,9 @@ class Algorithm(Section):
         """Measure an evaluation site's image statistics; all other sites measure image statistics during training.
 
         Args:
-            inputs: Returns an iterator over batches of the site's training images, or of its test images if it has no
-                training images.
+            modules: the site's networks by name
+            inputs: a function that returns an iterator over batches of the site's training images, or of its test
+                images if it has no training images
         """
 
     def private(self) -> Private | tuple[str, ...]:
@@ -157,7 +168,12 @@ class Algorithm(Section):
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield each conflict between the plan and this method: the plan's key, the cause, and the remedy."""
+        """Yield each conflict between the plan and this method: the plan's key, the cause, and the remedy.
+
+        Args:
+            plan: the whole plan, a `medsilo.Plan`
+            networks: the method's networks by name, on PyTorch's meta device
+        """
         if plan.protocol != "default" and plan.protocol not in self.protocols:
             told = " or ".join(["default", *self.protocols])
             yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"
@@ -216,7 +232,7 @@ class Algorithm(Section):
         """Return the plan's privacy mechanism, or raise PlanError if the method has no privacy mechanism.
 
         Args:
-            able: The names of the methods that support differential privacy, for the error message.
+            able: the names of the methods that support differential privacy, for the error message
         """
         if not self.declares_account():
             raise PlanError(
@@ -238,7 +254,12 @@ class Algorithm(Section):
         return modules[INPUT] if self.amplitude else None
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
-        """Return the module that is evaluated and saved: the plan's input layer, followed by a network."""
+        """Return the module that is evaluated and saved: the plan's input layer, followed by a network.
+
+        Args:
+            modules: the site's networks by name
+            name: the network's name
+        """
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
@@ -248,7 +269,7 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     """Return the value of a dotted key in a plan, or MISSING if the plan lacks the key's section.
 
     Args:
-        wanted: The value that the protocol prescribes, which is returned if the section has no such key.
+        wanted: the value that the protocol prescribes, which is returned if the section has no such key
     """
     own = plan
     for part in key.split("."):

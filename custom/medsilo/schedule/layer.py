@@ -25,16 +25,28 @@ class Layer(Feature):
 
         The keys of the returned mapping are the names of the values in the hospital's privacy ledger. A noise
         multiplier is the noise's standard deviation divided by the value's sensitivity to one privacy unit.
+
+        Args:
+            task: the request that the answer belongs to: "round", "deliver" or "test"
+            number: index of the round
         """
         return {}
 
     def site(self, inner: Any, context: Any) -> Any:
-        """Return a site that wraps a given site; a site has the method `answer(message, stop)`."""
+        """Return a site that wraps a given site.
+
+        Args:
+            inner: the given site, which has the method `answer(message, stop)`
+            context: the site's context, a `SiteContext`
+        """
         return inner
 
     def server(self, inner: Any, plan: Any) -> Any:
         """Return a channel that wraps a given channel.
 
-        A channel has the methods `ask(sites, outgoing, receive, timeout)` and `pause(seconds)`.
+        Args:
+            inner: the given channel, which has the methods `ask(sites, outgoing, receive, timeout)` and
+                `pause(seconds)`
+            plan: the whole plan, a `medsilo.Plan`
         """
         return inner

@@ -81,16 +81,24 @@ class Outcome:
 
     # At the server
     def delivery_facts(self, end: ServerEnd, site: str) -> Facts:
-        """Return facts that the server sends to a site together with the final tensors."""
+        """Return facts that the server sends to a site together with the final tensors.
+
+        Args:
+            end: the server's data
+            site: the site's name
+        """
         return {}
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> BaseModel | None:
         """Validate a site's facts about the outcome, or raise Refused for invalid facts.
 
         Args:
+            answer: the facts, or None if the site sent no facts
             part: "validation" if the site answers the delivery of the final tensors, and "test" if the site answers the
-                test.
-            suppressed: Whether the site has too few cases in this part, so that it may send no scores.
+                test
+            suppressed: whether the site has too few cases in this part, so that it may send no scores
+            sites: the names of the training sites
+            cases: the site's disclosed number of cases in this part
         """
         if answer is not None:
             raise Refused("unexpected field: outcome; this method has none")
@@ -102,12 +110,18 @@ class Outcome:
         The method returns facts for the summary, and facts that the server sends to the sites before the test.
 
         Args:
-            answers: The sites' answers to the delivery of the final tensors.
+            end: the server's data
+            answers: for each site, the facts in its answer to the delivery
         """
         return {}, {}
 
     def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
-        """Read the sites' answers to the test, and add facts from these answers to the details of the summary."""
+        """Add facts from the sites' answers to the details of the summary.
+
+        Args:
+            details: the summary's details so far
+            answers: for each site, the facts in its answer to the test
+        """
         return details
 
     # At a site
@@ -115,16 +129,28 @@ class Outcome:
         """Process the delivered tensors at a site, and return facts that the site sends to the server.
 
         Args:
-            told: The facts that the server sent together with the delivered tensors.
+            end: the site's data
+            told: the facts that the server sent together with the delivered tensors
         """
         return None
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        """Return the model that a site tests; by default, this is the selected model."""
+        """Return the model that a site tests; by default, this is the selected model.
+
+        Args:
+            end: the site's data
+            model: the selected model
+            told: the facts that the server sent before the test
+        """
         return model
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts | None:
-        """Return facts that a site sends to the server together with the test scores."""
+        """Return facts that a site sends to the server together with the test scores.
+
+        Args:
+            end: the site's data
+            model: the tested model
+        """
         return None
 
 

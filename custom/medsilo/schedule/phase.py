@@ -75,7 +75,15 @@ def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
 
 
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
-    """Return a function that returns all tensors of the network `name`, except the tensors that `but` names."""
+    """Return a function that returns the tensors of a network.
+
+    >>> sorted(network("model")({"model": nn.Linear(2, 1)}))
+    ['bias', 'weight']
+
+    Args:
+        name: the network's name
+        but: a function that returns the names of tensors to leave out; by default, no tensor is left out
+    """
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
@@ -206,7 +214,14 @@ class Phase:
     disclosure_notes: tuple[str, ...] = ()  # lines about the phase in the hospitals' disclosure report
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
-        """Return True if a site trains in a round and sends its tensors."""
+        """Return True if a site trains in a round and sends its tensors.
+
+        Args:
+            site: the site's name
+            number: index of the round
+            sites: the training sites, sorted
+            seed: the plan's seed
+        """
         return self.turn is None or self.turn(number, sites, seed) == site
 
     @property

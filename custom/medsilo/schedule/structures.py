@@ -26,7 +26,7 @@ def mix_by_structure(
     a plain mean.
 
     Args:
-        aggregators: The aggregators by group, which the function changes in place.
+        aggregators: the aggregators by group, which the function changes in place
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names
@@ -71,8 +71,14 @@ def _along(numbers: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 
 def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the parameters of a network's last `count` layers. Layers without parameters are not
-    counted.
+    """Return the names of the parameters of a network's last layers.
+
+    >>> names_of_last_layers(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), 1)
+    ['1.weight', '1.bias']
+
+    Args:
+        module: the network
+        count: the number of layers; layers without parameters are not counted
     """
     owned = [
         [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]

@@ -28,8 +28,8 @@ class TrainingCases(Protocol):
         training step computes.
 
         Args:
-            train_steps: The training steps, which are applied in this order.
-            most: The largest number of mini-batches, or None for the whole epoch.
+            train_steps: the training steps, which are applied in this order
+            most: the largest number of mini-batches, or None for the whole epoch
         """
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -77,8 +77,9 @@ class TrainContext:
         """Return a training step for one network.
 
         Args:
-            objective: Computes the loss, and is the task's loss by default.
-            step: Changes the weights, and is the plan's kind of step by default.
+            name: the network's name
+            objective: computes the loss; by default, the task's loss
+            step: changes the weights; by default, the plan's kind of step
         """
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
@@ -99,9 +100,9 @@ class TrainContext:
         epoch.
 
         Args:
-            train_steps: The training steps. All are applied to a mini-batch before the next mini-batch is loaded.
-                By default, one step trains the network "model".
-            share: The fraction of the round's mini-batches that are used.
+            train_steps: the training steps, which are all applied to a mini-batch before the next mini-batch is loaded;
+                by default, one step trains the network "model"
+            share: the fraction of the round's mini-batches that are used
         """
         train_steps = train_steps or (self.train_step(),)
         steps = self.cases.steps

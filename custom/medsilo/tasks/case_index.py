@@ -89,10 +89,24 @@ class CaseIndex:
             )
 
     def take(self, name: str, files: tuple[Path, ...], label: Path | str, patient: str) -> None:
+        """Add a case.
+
+        Args:
+            name: the case's name
+            files: the case's files
+            label: the path of a mask, or the name of a class as the site spells it
+            patient: the patient's name
+        """
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Record a problem and the names of the affected cases; if there are no names, record nothing."""
+        """Record a problem.
+
+        Args:
+            severity: "stops" if training rejects the data, "left out" if training leaves out the cases, or "note"
+            what: the problem and its remedy, without names of files and patients
+            names: names of the affected cases; if there are no names, nothing is recorded
+        """
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -101,6 +115,12 @@ class CaseIndex:
         self.problems.append(Problem(severity, what, len(several), tuple(several)))  # type: ignore[arg-type]
 
     def drop(self, what: str, bad: Sequence[Entry]) -> None:
+        """Leave out cases, and record the reason.
+
+        Args:
+            what: the reason and its remedy, as for `add`
+            bad: the cases
+        """
         self.add("left out", what, [entry.name for entry in bad])
         names = {entry.name for entry in bad}
         self.entries = [entry for entry in self.entries if entry.name not in names]
@@ -109,8 +129,8 @@ class CaseIndex:
         """Leave out the cases with a label that too few patients have.
 
         Args:
-            source: The data source, whose settings name labels that are never left out.
-            labels: The labels of each case, by the name of the case.
+            source: the data source, whose settings name labels that are never left out
+            labels: the labels of each case, by the name of the case
         """
         who: defaultdict[str, set[str]] = defaultdict(set)
         for entry in self.entries:
@@ -122,11 +142,14 @@ class CaseIndex:
     @staticmethod
     @uncollected()
     def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
-        """Map the relative paths of all regular files in a folder and its subfolders to the files. The second result
-        contains the problems of unreadable folders, and of entries that are not regular files.
+        """Map the relative paths of all regular files in a folder and its subfolders to the files. Hidden files are
+        ignored.
 
-        Hidden files are ignored. If `missing` is true, symbolic links to missing files are returned, too, so that the
-        caller can report these links.
+        The second result contains the problems of unreadable folders, and of entries that are not regular files.
+
+        Args:
+            folder: the folder
+            missing: whether to return symbolic links to missing files, too, so that the caller can report these links
         """
         found: dict[str, Path] = {}
         links, special, closed = list[str](), list[str](), list[str]()
@@ -155,8 +178,12 @@ class CaseIndex:
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
-        """List the cases in a folder according to the site's settings. The labels of cases are either paths of masks,
-        or names of classes.
+        """List the cases in a folder according to the site's settings.
+
+        Args:
+            source: the site's settings
+            folder: the folder
+            masks: whether the labels of cases are paths of masks; otherwise, they are names of classes
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -171,6 +198,10 @@ class CaseIndex:
         """List the recordings that a table names, or all files in a folder that end with a recording's suffix.
 
         If there is no table, the label of a recording is the name of the recording's folder.
+
+        Args:
+            source: the site's settings
+            folder: the folder
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -194,7 +225,8 @@ class CaseIndex:
         folder.
 
         Args:
-            further: Problems of folders, which are added to the problems of cases.
+            source: the site's settings
+            further: problems of folders, which are added to the problems of cases
         """
         self.entries.sort(key=lambda entry: entry.name)
         self.problems += further
@@ -339,9 +371,9 @@ def _by_table(
     """List the cases in a table; each row is a case.
 
     Args:
-        images: The columns that name a case's image files.
-        masks: True if labels are paths of masks, and False if labels are names of classes.
-        within: Columns that the table may lack, because the recordings contain their values.
+        images: the columns that name a case's image files
+        masks: true if labels are paths of masks, and False if labels are names of classes
+        within: columns that the table may lack, because the recordings contain their values
     """
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, (of_label, of_patient, of_part, of_site) = CaseIndex(), map(source.column, ROLES[1:])

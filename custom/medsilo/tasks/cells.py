@@ -16,6 +16,12 @@ THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
 def number(cell: str, decimal: str = ".") -> float | None:
+    """Convert a cell of a table to a number. Return None if the cell contains no finite number.
+
+    Args:
+        cell: the cell's text
+        decimal: the decimal sign
+    """
     text = as_written(cell, decimal)
     value = float(text) if NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None

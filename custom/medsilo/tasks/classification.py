@@ -39,10 +39,12 @@ class Classification(Objective):
     cross_entropy = 1.0
 
     def __init__(self, classes: int | Sequence[str], outputs: int | None = None) -> None:
-        """Create the objective from the names of the classes, or from the number of classes.
+        """Create the objective.
 
         Args:
-            outputs: The number of logits, which is 1 if a single logit distinguishes two classes.
+            classes: the names of the classes, or their number
+            outputs: the number of logits, which is 1 if a single logit distinguishes two classes; by default, the
+                number of classes
         """
         self.label_names = tuple(map(str, range(classes)) if isinstance(classes, int) else classes)
         self.classes = len(self.label_names)

@@ -159,6 +159,13 @@ def open_reader(path: Path) -> Any:
 
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
+    """Raise DataError if an image's header claims more values than its file can contain.
+
+    Args:
+        shape: the number of values along each axis of the image
+        value_bytes: bytes of one value
+        path: the image's file
+    """
     values, size = math.prod(int(length) for length in shape), path.stat().st_size
     deep = sum(length > 1 for length in shape) > 2
     free, ratio = VALUES if deep else PIXELS

@@ -68,11 +68,11 @@ class Inference:
         """Describe how the task's models are applied to new cases.
 
         Args:
-            predictor: The name of an entry point of the group `medsilo.predictors`.
-            inputs: A function that converts an image to the network's inputs, [cases, *shape], in training and
-                inference. By default, an image is one case.
-            in_monai: The preprocessing and inference for a MONAI bundle, if MONAI supports them.
-            own_values: A function that returns, for each label of the plan, the value in a hospital's masks.
+            predictor: the name of an entry point of the group `medsilo.predictors`
+            inputs: a function that converts an image to the network's inputs, [cases, *shape], in training and
+                inference; by default, an image is one case
+            in_monai: the preprocessing and inference for a MONAI bundle, if MONAI supports them
+            own_values: a function that returns, for each label of the plan, the value in a hospital's masks
         """
         self.predictor, self.inputs_of, self.in_monai = predictor, inputs, in_monai
         self.own_values = own_values
@@ -90,8 +90,12 @@ class Inference:
         return None
 
     def labels_on(self, scan: "Scan", output: Tensor) -> Tensor | None:
-        """Convert the network's output for an image, or for the image's slices, to a label for each pixel or voxel.
+        """Return a label for each pixel or voxel of an image.
 
         By default, the method returns None, so that each pixel gets the label with the largest output.
+
+        Args:
+            scan: the image
+            output: the network's output for the cases into which the image was cut
         """
         return None

@@ -45,9 +45,19 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss of a batch, which training minimises."""
+        """Return the mean loss of a batch, which training minimises.
+
+        Args:
+            output: the network's output for a batch
+            target: the batch's targets
+        """
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of every case in a batch, [batch].
+
+        Args:
+            output, target: as for `loss`
+        """
         from medsilo.learning.compute import part_of
 
         singly = [slice(case, case + 1) for case in range(len(output))]
@@ -55,7 +65,11 @@ class Objective(ABC):
 
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the metric of every case in a batch, [batch], as float32."""
+        """Return the metric of every case in a batch, [batch], as float32.
+
+        Args:
+            output, target: as for `loss`
+        """
 
     def score(self, scores: Tensor) -> float:
         return float(scores.mean())
@@ -64,7 +78,8 @@ class Objective(ABC):
         """Return one number for each selected case; the mean of these numbers is the score over the selected cases.
 
         Args:
-            cases: The indices of the selected cases.
+            measures: the measures of all test cases
+            cases: the indices of the selected cases
         """
         return measures[self.metric][cases]
 
@@ -72,17 +87,27 @@ class Objective(ABC):
         """For each case, return a mapping from column names of predictions.csv to predicted values.
 
         Args:
-            name: The column name of a regression's predicted value.
+            output: the network's output for some cases
+            name: the column name of a regression's predicted value
         """
         raise TypeError(f"{type(self).__name__} does not convert outputs to predictions")
 
     def name_of(self, name: str, structure: str) -> str:
+        """Return the name of a measure for one structure; if there is only one structure, the name stays unchanged.
+
+        Args:
+            name: the measure's name
+            structure: the structure's name
+        """
         return f"{name}_{structure}" if len(self.structures) > 1 else name
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """For every test case, return the metric and all other measures, each as a tensor [batch]; these values stay at
         the site.
+
+        Args:
+            output, target: as for `loss`
         """
         return {self.metric: self.case_scores(output, target)}
 
@@ -97,6 +122,11 @@ class Objective(ABC):
         """Return the counts that a site discloses about its test cases; the server can add these counts over sites.
 
         A measure is left out if too few cases have a value, or if `layout` does not declare it.
+
+        Args:
+            measures: the measures of all test cases
+            patients: the patient of each test case
+            least: smallest number of cases for a disclosed measure
         """
         counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
@@ -131,6 +161,10 @@ class Objective(ABC):
 
         By default, the method returns None; then, one patient's influence equals the fraction of cases that belong to
         this patient.
+
+        Args:
+            data: the data set
+            patients: the patient of each case
         """
         return None
 
@@ -145,8 +179,8 @@ def judged_by(objective: Objective, absent: Mapping[str, Collection[str]]) -> di
     The function returns an empty dictionary if all sites annotated all structures.
 
     Args:
-        absent: For each site, the names of labels that the site did not annotate, or the names of structures if
-            structures may overlap.
+        absent: for each site, the names of labels that the site did not annotate, or the names of structures if
+            structures may overlap
     """
     found = {}
     for name, labels in objective.structures.items():

@@ -122,7 +122,12 @@ class Scan:
 
     @staticmethod
     def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
-        """Resize the slices of a volume [C, D, H, W], and return them as inputs [D, *shape] of a network."""
+        """Resize the slices of a volume, and return them as inputs [D, *shape] of a network.
+
+        Args:
+            values: the volume, [C, D, H, W]
+            shape: the shape of an input, [C, H, W]
+        """
         if values.ndim != 4:
             raise DataError("a flat image; the task reads volumes")
         if len(values) != shape[0]:

@@ -81,15 +81,15 @@ class Segmentation(Objective):
         """Create the objective.
 
         Args:
-            labels: The names of the labels including the background, or the number of these labels.
-            criterion: The loss, a function of outputs and labels, which is called for each resolution of the network's
-                outputs. If structures may overlap, its third argument is a list of the annotated structures, or None if
-                all are annotated.
-            structures: The labels of each structure. For example, the optic disc consists of the labels rim and cup. By
-                default, label 1 is the only structure.
-            cross_entropy: The weight of the cross entropy in the loss.
-            outputs: The number of outputs, which is the number of labels by default.
-            voxel: The voxel spacing of targets in millimetres along each axis; None if the spacing is unknown.
+            labels: the names of the labels including the background, or the number of these labels
+            criterion: the loss, a function of outputs and labels, which is called for each resolution of the network's
+                outputs; if structures may overlap, its third argument is a list of the annotated structures, or None if
+                all are annotated
+            structures: the labels of each structure; for example, the optic disc consists of the labels rim and cup; by
+                default, label 1 is the only structure
+            cross_entropy: the weight of the cross entropy in the loss
+            outputs: the number of outputs, which is the number of labels by default
+            voxel: the voxel spacing of targets in millimetres along each axis; None if the spacing is unknown
         """
         self.label_names = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
         self.classes = len(self.label_names)
@@ -109,6 +109,9 @@ class Segmentation(Objective):
     def predicted(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the predicted labels, [batch, *grid]. Subclasses may set predictions to 0 at voxels that scores must
         ignore.
+
+        Args:
+            output, target: as for `loss`
         """
         return likeliest(output)
 
@@ -119,13 +122,15 @@ class Segmentation(Objective):
         return self.compared(self.predicted(output, target), target, self.voxel)
 
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
-        """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
+        """Compare predicted labels with true labels.
 
         The function returns the metric, surface distances and volumes, and, if there are several structures, the Dice
         score of each structure.
 
         Args:
-            voxel: The voxel spacing in millimetres, or None, so that distances and volumes are in voxels.
+            labels: the predicted labels, [batch, *grid]
+            target: the true labels, [batch, *grid]
+            voxel: the voxel spacing in millimetres, or None, so that distances and volumes are in voxels
         """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 

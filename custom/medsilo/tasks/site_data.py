@@ -83,9 +83,12 @@ class SiteData:
         """Divide cases into training, validation and test, so that all cases of a patient are in one part.
 
         Args:
-            patients: For each case, the index of the patient in `names`.
-            parts: For each patient, 0 for training, 1 for validation, 2 for test. By default, patients are assigned to
-                the parts in turn.
+            inputs: the inputs, [cases, ...]
+            targets: the targets, [cases, ...]
+            patients: for each case, the index of the patient in `names`
+            names: the patients' names
+            parts: for each patient, 0 for training, 1 for validation, 2 for test; by default, patients are assigned to
+                the parts in turn
         """
 
         def cases_of(chosen: np.ndarray) -> Cases:
@@ -107,8 +110,8 @@ class SiteData:
         """Create training, validation and test data from a list that assigns each case to one of the three.
 
         Args:
-            parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
-            cases_of: A function that returns the data set of the cases with the given indices.
+            parts: for each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out
+            cases_of: a function that returns the data set of the cases with the given indices
         """
         return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
 
@@ -149,7 +152,7 @@ def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
     """Divide a site's data into the training, validation and test part of a cross-validation fold.
 
     Args:
-        split: The site's seed.
+        split: the site's seed
     """
     parts = [getattr(data, part) for part in PARTS]
     train, validation, test = dealt(parts, places_in(fold, patients_of(ConcatDataset(parts)), split))
@@ -182,7 +185,7 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
     If all given data sets are in memory, the new data sets are in memory, too.
 
     Args:
-        deals: For each new data set, the indices of its cases in the concatenation.
+        deals: for each new data set, the indices of its cases in the concatenation
     """
     whole: Dataset = ConcatDataset(parts)
     patients = patients_of(whole)

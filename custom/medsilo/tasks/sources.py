@@ -151,10 +151,10 @@ class DataSource(Section):
         """Return the names that the plan's columns have at the site.
 
         Args:
-            read: The plan's columns.
-            roles: For each role, such as patient, the site's column, which must not be an input of a network.
-            key: The settings key that maps the plan's names to the site's names.
-            known: Further columns of the plan, which are not read.
+            read: the plan's columns
+            roles: for each role, such as patient, the site's column, which must not be an input of a network
+            key: the settings key that maps the plan's names to the site's names
+            known: further columns of the plan, which are not read
         """
         names: Mapping[str, Any] = getattr(self, key)
         # A data set may describe more columns than one plan reads, because one data set serves several plans.
@@ -182,7 +182,9 @@ class DataSource(Section):
         """Return the folder of a site's data: the subfolder with the site's name, or, without such a subfolder, the
         data folder.
 
-        If the plan divides one folder among all sites, the data folder is returned.
+        Args:
+            site: the site's name
+            dealt: whether the plan divides one folder among all sites, so that the data folder is returned
         """
         own = self.folder / site
         return own if not dealt and own.is_dir() and not own.is_symlink() else self.folder
@@ -217,8 +219,8 @@ class DataSource(Section):
         """Return a copy of the data source that splits the data with the hospital's seed.
 
         Args:
-            memory: A function that records the part of each patient, so that patients keep their parts in later
-                studies.
+            split: the hospital's seed
+            memory: a function that records the part of each patient, so that patients keep their parts in later studies
         """
         copy = self.model_copy()
         copy._split, copy._memory = split, memory
@@ -245,7 +247,8 @@ class DataSource(Section):
         the label's patients.
 
         Args:
-            patients: For each label, the patients who have the label.
+            patients: for each label, the patients who have the label
+            declared: labels that the site declared, in addition to the labels in `label_map`
         """
         if not self.leaves_out_rare:
             return frozenset()
@@ -265,8 +268,9 @@ class DataSource(Section):
         """Return a copy of the data source for one study.
 
         Args:
-            each_alone: True if the study has differential privacy, so that a patient's part must not depend on other
-                patients.
+            only_tested: whether the study only tests on the data, as at an evaluation site
+            each_alone: whether the study has differential privacy, so that a patient's part must not depend on other
+                patients
         """
         copy = self.model_copy()
         copy._only_tested, copy._each_alone = only_tested, each_alone
@@ -276,7 +280,9 @@ class DataSource(Section):
         """Return the part of the data (training, validation or test) to which each patient belongs.
 
         Args:
-            draw: A function that assigns parts to patients without a recorded part.
+            patients: the patients' names
+            draw: a function that assigns parts to patients without a recorded part
+            for_good: whether new assignments may be recorded
         """
         return self._memory(patients, draw, for_good) if self._memory else draw({})
 

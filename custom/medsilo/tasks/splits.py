@@ -35,12 +35,12 @@ def parts_in_turn(patients: int) -> np.ndarray:
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
     """Assign cases to parts at random: 0 train, 1 validation, 2 test.
 
-    All cases of a patient are assigned together. None of the three parts is empty, and their sizes approximate the
-    given fractions.
+    None of the three parts is empty, and their sizes approximate the given fractions.
 
     Args:
-        groups: For each case, the name of the patient, or of another group that must not be divided.
-        shares: The fractions of cases for training, validation and test.
+        groups: for each case, the name of the patient, or of another group that must not be divided
+        shares: the fractions of cases for training, validation and test
+        seed: seed of the random assignment
     """
     names, places, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     if len(names) < 3:
@@ -78,9 +78,9 @@ def parts_by_rank(
     the order of the hashes of names; each goes to the part that is furthest below its intended size.
 
     Args:
-        classes: The class of each patient, or the same value for all patients.
-        split: The seed of the hashes.
-        known: The parts of patients from earlier studies.
+        classes: the class of each patient, or the same value for all patients
+        split: the seed of the hashes
+        known: the parts of patients from earlier studies
     """
     ranked = sorted(classes, key=lambda patient: (seed_for(split, "part", patient), patient))
     if kept := {patient: part for patient, part in (known or {}).items() if patient in classes}:
@@ -163,7 +163,7 @@ def deal(
     """Distribute cases to sites, and return a sorted array of case indices for each site.
 
     Args:
-        natural: The site that the table names for each case.
+        natural: the site that the table names for each case
     """
     if partition.kind == "column":
         return by_column(natural, sites)
@@ -213,10 +213,12 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     If a site gets too few samples, the sites' proportions are sampled again. If all attempts give a site too few
     samples, random samples of the best attempt move from the largest sites to the smallest sites.
 
-    A small alpha gives few classes at each site, and large differences between the sizes of sites.
-
     Args:
-        labels: The class of each sample, [n] integers.
+        labels: the class of each sample, [n] integers
+        sites: the number of sites
+        alpha: a small value gives few classes at each site, and large differences between the sizes of sites
+        seed: seed of the random distribution
+        minimum: smallest number of samples of a site
 
     Returns a sorted array of sample indices for each site; each index occurs at one site only.
     """

@@ -77,8 +77,11 @@ class TableReader:
     head: Sequence[str] = ()  # names of a CSV file's columns, if the file has no header
 
     def add(self, place: str, cells: Sequence[str]) -> None:
-        """Add a row of the table to the rows that were read. If a cell of the row is too long, the row is left out, and
-        the row's name is recorded.
+        """Add a row. If a cell is too long, the row is left out, and the row's name is recorded.
+
+        Args:
+            place: the row's name
+            cells: the row's cells
         """
         if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
@@ -91,8 +94,9 @@ class TableReader:
         """Read the rows of a table.
 
         Args:
-            needed: Maps the table's names of the needed columns to the plan's names.
-            besides: Optional columns, which are read if the table has them. None means all columns of the table.
+            path: the table's file
+            needed: maps the table's names of the needed columns to the plan's names
+            besides: optional columns, which are read if the table has them; None means all columns of the table
         """
         try:
             size = path.stat().st_size
@@ -130,6 +134,12 @@ class TableReader:
 
     @classmethod
     def first_lines(cls, path: Path, most: int) -> list[list[str]]:
+        """Return the first lines of a table, beginning with the header.
+
+        Args:
+            path: the table's file
+            most: number of lines; a Parquet file or a spreadsheet has the header in addition
+        """
         if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
             sheet = cls().read(path, {}, None)
             return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]

@@ -111,7 +111,12 @@ class Task(Section):
 
     @staticmethod
     def seed_for(seed: int, *purpose: str | int) -> int:
-        """Derive a seed for one purpose from the plan's seed and from words that describe the purpose."""
+        """Derive a seed for one purpose.
+
+        Args:
+            seed: the plan's seed
+            purpose: words and numbers that describe the purpose
+        """
         return seed_for(seed, *purpose)
 
     @property
@@ -168,8 +173,10 @@ class Task(Section):
         """Return the data of one site.
 
         Args:
-            sites: The sorted names of all sites in the study.
-            folder: The site's data folder.
+            site: the site's name
+            sites: the sorted names of all sites in the study
+            seed: the plan's seed
+            folder: the site's data folder; None if the task is synthetic, or the site has no data folder
         """
 
     def tests_as(self, other: "Task") -> bool:
@@ -186,12 +193,22 @@ class Task(Section):
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data, divided as the plan's fold requires."""
+        """Return one site's training, validation and test data, divided as the plan's fold requires.
+
+        Args:
+            site, sites, seed: as for `load`
+            source: the site's settings of its data; None if the site has no settings
+        """
         from medsilo.tasks.site_data import folded_data
 
         return folded_data(self, self.read(site, sites, seed, source), source)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
+        """Return one site's data as `load` divides them.
+
+        Args:
+            site, sites, seed, source: as for `site_data`
+        """
         from medsilo.tasks.site_data import read_folder
 
         return read_folder(self, site, sites, seed, source)
@@ -199,6 +216,9 @@ class Task(Section):
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
         """Read a site's data as training does, and return the survey. Faults of the data raise no errors; the survey
         lists them.
+
+        Args:
+            site, sites, seed, source: as for `site_data`
         """
         from medsilo.tasks.survey import survey_of
 
@@ -218,8 +238,10 @@ class Task(Section):
         """Return the cases of the next training batches, in the order of the batches.
 
         Args:
-            batch: The number of cases in a batch.
-            steps: The number of batches.
+            cases: the training cases
+            batch: the number of cases in a batch
+            steps: the number of batches
+            seed: seed of the random choice
         """
         raise TypeError(f"task {self.name} makes no batches of its own")
 
@@ -236,7 +258,12 @@ class Task(Section):
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return the network's output for whole cases, in the form that evaluation and prediction need."""
+        """Return the network's output for whole cases, in the form that evaluation and prediction need.
+
+        Args:
+            network: the network, or a function with the same inputs and outputs
+            inputs: a batch of cases
+        """
         return network(inputs)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +18,20 @@ from packaging.requirements import Requirement
 
 import medsilo
 from medsilo import client, extend, recipes
+from medsilo.core.package import PLACE
+from medsilo.extend import methods as extend_methods
+from medsilo.extend import networks as extend_networks
 from medsilo_lab import extend as extend_lab
+from medsilo_lab import testing
 
 PLACES = (medsilo, extend, extend_lab)
+# further names that plug-ins often use
+USUAL = {
+    extend_methods: ("Aggregator", "FedAvg", "at_most", "names_of_last_layers", "network", "pull_back", "seed_for"),
+    testing: ("MethodTester", "NetworkTester", "TaskTester"),
+}
 NAMES = [f"{place.__name__}.{name}" for place in PLACES for name in place.__all__ if name != "__version__"]
+NAMES += [f"{place.__name__}.{name}" for place, names in USUAL.items() for name in names]
 # types without a docstring, because docs/research/extend.md describes them or because a model creates them
 WITHOUT = {"Modules", "Outgoing", "Receive", "Stop", "Tensors", "predict_all"}
 
@@ -96,4 +107,58 @@ def test_each_argument_of_a_public_name_is_described() -> None:
         taken = set(inspect.signature(does).parameters) - {"self"}
         if taken != described(text) or re.search(r"\b(?:told|what is)\b", text):
             odd[name] = sorted(taken ^ described(text))
+    assert not odd
+
+
+# a function, and the docstrings that may describe its arguments: its docstring, then those of the methods it overrides
+Described = tuple[Callable[..., Any], list[str]]
+
+
+def methods_of(kind: type) -> dict[str, Described]:
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("medsilo")]
+    # comments in the class describe the functions that are fields of a dataclass
+    fields = {name for base in bases for name in vars(base).get("__annotations__", ())}
+    found: dict[str, Described] = {}
+    for name in {name for base in bases for name in vars(base)} - fields:
+        if name[0] == "_" and name != "__init__":
+            continue
+        definers = [base for base in bases if name in vars(base)]
+        methods = [inspect.unwrap(getattr(vars(base)[name], "__func__", vars(base)[name])) for base in definers]
+        # the code of a method that a dataclass or a protocol generates is not in a file of medsilo
+        if inspect.isfunction(methods[0]) and Path(methods[0].__code__.co_filename).is_relative_to(PLACE):
+            documented = definers[:1] + methods[:1] if name == "__init__" else methods
+            found[f"{kind.__name__}.{name}"] = methods[0], [item.__doc__ or "" for item in documented]
+    return found
+
+
+def functions_in(module: ModuleType) -> dict[str, Described]:
+    functions = {name: item for name, item in vars(module).items() if inspect.isfunction(item) and name[0] != "_"}
+    owned = {name: item for name, item in functions.items() if item.__module__ == module.__name__}
+    return {f"{module.__name__}.{name}": (item, [item.__doc__ or ""]) for name, item in owned.items()}
+
+
+def for_plugins() -> dict[str, Described]:
+    found: dict[str, Described] = {}
+    for place in (extend, extend_methods, extend_networks):
+        for name in place.__all__:
+            item = getattr(place, name)
+            if inspect.isclass(item):
+                found |= methods_of(item)
+            elif inspect.ismodule(item):
+                found |= functions_in(item)
+            elif inspect.isfunction(item):
+                found[name] = item, [item.__doc__ or ""]
+    return found
+
+
+def test_each_argument_of_a_name_for_plug_ins_is_described_if_there_are_several() -> None:
+    public = for_plugins()
+    expected = {"Algorithm.make_optimizer", "Classification.__init__", "Column.read", "Objective.loss", "pull_back"}
+    assert expected | {"medsilo.core.files.write_csv", "Segmentation.loss", "Scan.check_size"} <= set(public)
+    odd = {}
+    for name, (function, docstrings) in public.items():
+        taken = set(inspect.signature(function).parameters) - {"self", "cls"}
+        known = set().union(*map(described, docstrings))
+        if (len(taken) > 1 and not taken <= known) or not described(docstrings[0]) <= taken:
+            odd[name] = sorted(taken ^ known)
     assert not odd

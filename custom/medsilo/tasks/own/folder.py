@@ -167,7 +167,12 @@ class FolderTask(OwnFolder):
         return self.cropped if self.crops else None
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Return a random patch of a case in the plan's size, or the whole case if images are resized."""
+        """Return a random patch of a case in the plan's size, or the whole case if images are resized.
+
+        Args:
+            case: the image and the target
+            seed: determines the patch
+        """
         if not self.crops:
             return case
         from medsilo.tasks.own import image_patches
@@ -175,6 +180,12 @@ class FolderTask(OwnFolder):
         return image_patches.patch(case, self.size[::-1], self.foreground, seed)
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
+        """Augment a batch, and return the batch.
+
+        Args:
+            batch: the images and the targets, which are changed in place
+            seeds: the seed of each case
+        """
         from medsilo.tasks.own.augmentation import augmented
 
         return augmented(batch, self.augmentation, self.segments, seeds)
@@ -264,6 +275,12 @@ class FolderTask(OwnFolder):
         return image[None]
 
     def grid_of(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+        """Return the grid to which an image's cases are resized.
+
+        Args:
+            grid: the grid of the image's cases, [(D,) H, W]
+            spacing: millimetres between neighbouring voxels along x, y (and z)
+        """
         return self.size[::-1] if self.alike else grid
 
     def note(self, listing: "CaseIndex", every: "Sequence[HeldEntry]", source: "DataSource") -> None:

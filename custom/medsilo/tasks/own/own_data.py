@@ -94,7 +94,11 @@ class OwnData(Task):
     def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        """Read a site's data once; return the survey, and the training, validation and test part of the data."""
+        """Read a site's data once; return the survey, and the training, validation and test part of the data.
+
+        Args:
+            site, sites, source: as for `site_data`
+        """
 
 
 class OwnFolder(OwnData):
@@ -132,11 +136,11 @@ class OwnFolder(OwnData):
         """Create a prepared image or recording from the given tensors.
 
         Args:
-            inputs: The inputs, [cases, *shape].
-            targets: The targets, [cases, ...].
-            shown: For each case, the labels that occur in the case.
-            places: The positions of some voxels of structures.
-            told: Further fields of `Facts`.
+            inputs: the inputs, [cases, *shape]
+            targets: the targets, [cases, ...]
+            shown: for each case, the labels that occur in the case
+            places: the positions of some voxels of structures
+            told: further fields of `Facts`
         """
         from medsilo.tasks.own import reading
 
@@ -144,8 +148,11 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the image or recording that contains a case, and the index of the case within this image or
-        recording.
+        """Return the image or recording that contains a case, and the index of the case within this image or recording.
+
+        Args:
+            cases: a part of the site's data
+            number: index of the case in this part
         """
         from medsilo.tasks.cache import held_case
 
@@ -153,7 +160,12 @@ class OwnFolder(OwnData):
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the images or recordings in a folder according to the site's settings."""
+        """List the images or recordings in a folder according to the site's settings.
+
+        Args:
+            source: the site's settings
+            folder: the folder
+        """
         from medsilo.tasks.case_index import CaseIndex
 
         return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
@@ -194,6 +206,10 @@ class OwnFolder(OwnData):
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
         """Map the name of each image or recording to its class. Without a class, training ignores the image or
         recording.
+
+        Args:
+            listing: the list of images or recordings
+            source: the site's settings
         """
         from medsilo.tasks.own import reading
 
@@ -212,8 +228,9 @@ class OwnFolder(OwnData):
         """Record unusual facts about the images or recordings that could be read.
 
         Args:
-            listing: The list of images or recordings, to which problems are added.
-            every: The images or recordings that could be read, each with the attributes `entry` and `facts`.
+            listing: the list of images or recordings, to which problems are added
+            every: the images or recordings that could be read, each with the attributes `entry` and `facts`
+            source: the site's settings
         """
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class Column(Section):
         """Convert a cell to inputs of the network; return None if the cell contains no valid value.
 
         Args:
-            own: Maps the hospital's levels, normalised by `cells.level`, to the plan's levels.
+            cell: the cell's text
+            own: maps the hospital's levels, normalised by `cells.level`, to the plan's levels
         """
         if self.levels:
             places = {as_level(level): place for place, level in enumerate(self.levels)}
@@ -87,7 +88,12 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Map each label of the site, in normalised spelling, to the index of the plan's class."""
+    """Map each label of the site, in normalised spelling, to the index of the plan's class.
+
+    Args:
+        names: names of the plan's classes
+        label_map: maps labels of the site to names of classes; if no name is a number, also to indices of classes
+    """
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
@@ -105,6 +111,12 @@ Scales = tuple[Tensor, Tensor]
 
 
 def scaled(values: Tensor, scales: Scales) -> Tensor:
+    """Standardise values, and clip them.
+
+    Args:
+        values: the values, [..., inputs]
+        scales: the mean and the standard deviation of each input
+    """
     means, deviations = scales
     return ((values - means) / deviations).clamp(-FURTHEST, FURTHEST)
 
