@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import signature
 from time import monotonic
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
@@ -455,16 +456,12 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
 
 @made_for(
     "nvflare.fuel.f3.cellnet.cell:Adapter._send_response",
-    merged=lambda: "reply_once_topics" in Adapter._send_response.__code__.co_names,
-    whole=False,
+    merged=lambda: "reply_once" in signature(Cell._register_request_cb).parameters,
 )
 def reply_once(cell: Cell, to: tuple[str, str]) -> None:
     """Make NVFlare send each reply to a request on the given channel and topic only once. Without the patch, NVFlare
     would send a reply again if the reply was not confirmed.
     """
-    if is_merged("reply_once"):
-        cell.reply_once_topics.add(to)
-        return
     own = cell.send_blob
 
     def send(channel: str, topic: str, *given: Any, **asked: Any) -> StreamFuture:
