@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 import medsilo
+from medsilo.check.data import score_findings
 from medsilo.core.errors import PlanError
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
@@ -268,6 +269,27 @@ def test_the_auroc_decides_a_comparison(judged: dict[str, Path], tmp_path: Path)
         verdict["first"]["patients"] and verdict["first"]["low"] < verdict["first"]["mean"] < verdict["first"]["high"]
     )
     assert "auroc" in found.report(tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_check_says_where_a_score_cannot_decide(tmp_path: Path) -> None:
+    def found(patients: int, score: str) -> list[str]:
+        folder = registry(tmp_path / f"{patients}" / "a", 0, patients).parent
+        reading = {"table": "cases.csv", "columns": {"patient": "patient"}, "outcome": ["outcome"]}
+        settings = make_settings({"data": {"folder": folder, **reading}, "device": "cpu"}, "a test")
+        plan = {"algorithm": {"name": "fedavg"}, "task": {**TASK, "score": score}}
+        own = parse_plan({**plan, "participation": {"sites": ["a", "b"]}})
+        data = own.task.site_data("a", ["a", "b"], 0, settings.data)
+        return [one.what for one in score_findings(data, own, settings)]
+
+    few, told = "the rarest class has 6 patients, so the", "too coarse to tell models apart"
+    parts = ("validation", "test")
+    assert found(400, "auroc") == [f"{part}: {few} AUROC leaves in steps of 0.5, {told}" for part in parts]
+    assert found(400, "balanced_accuracy") == [
+        f"{part}: {few} balanced accuracy leaves in steps of 0.2, {told}" for part in parts
+    ]
+    held = "the rarest class has fewer than 5 patients, so the AUROC stays here"
+    assert found(60, "auroc") == [f"{part}: {held}" for part in parts]
+    assert found(400, "accuracy") == found(2000, "auroc") == []
 
 
 # ---------------------------------------------------------------------------------------------------- images
