@@ -29,8 +29,9 @@ from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.own.folder import segmentation
 from medsilo.tasks.regression import Regression
+from medsilo.tasks.scored_together import ACCURACY, Classifying, ScoredTogether
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
@@ -209,14 +210,19 @@ def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str,
     return {"name": name}
 
 
-class GivenTask(Task):
+class GivenTask(Classifying):
     """A task whose data are given by a Python program. Each call of `task` defines a subclass for one objective, one
     input shape and one set of sites.
     """
 
     @property
     def goal(self) -> Objective:
-        return self._goal  # type: ignore[attr-defined]
+        goal: Objective = self._goal  # type: ignore[attr-defined]
+        if self.score == ACCURACY or type(goal) is not Classification:
+            return goal
+        together = ScoredTogether(goal.label_names, goal.outputs, self.score)
+        vars(together).update({**vars(goal), "metric": self.score})  # the program may have given a loss
+        return together
 
     @property
     def channels(self) -> int:
@@ -361,7 +367,7 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
     if low < 0 or not 1 <= high < MOST_CLASSES or any(not one.equal(one.round()) for one in targets):
         raise DataError(f"sites: labels are from {low:g} to {high:g}; give classes as whole numbers 0, 1, 2, ...")
     labels = tuple(map(str, range(int(high) + 1)))
-    return Classification(labels) if kind == KINDS[0] else goal_of(kind, labels[1:])
+    return Classification(labels) if kind == KINDS[0] else segmentation(labels[1:])
 
 
 # ---------------------------------------------------------------------------------------------------- cases

@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Classification, DataError, SiteData, Task
+from medsilo.extend import Classification, Classifying, DataError, SiteData, classification
 from medsilo_papers.public_files import arrays_of, site_folder
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-class ActivityWindows(Task):
+class ActivityWindows(Classifying):
     """Windows of sensor signals, [sensors, steps], which a site reads from the file `<site>.npz` in its data folder.
 
     The file contains x_train [n, sensors, steps] (floating point), y_train [n] (0, 1, ...), x_test and y_test. A site
@@ -44,7 +44,7 @@ class ActivityWindows(Task):
 
     @property
     def goal(self) -> Classification:
-        return Classification(self.activities)
+        return classification(tuple(map(str, range(self.activities))), self.score)
 
     def default_network(self) -> str:
         return "activity-cnn"

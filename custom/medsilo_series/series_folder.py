@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -25,6 +25,7 @@ from medsilo.extend import (
     SiteData,
     Standardised,
     TableReader,
+    classification,
 )
 from medsilo_series import rhythms
 from medsilo_series.recordings import Reader, Recording
@@ -40,14 +41,6 @@ Scales = tuple[Tensor, Tensor]  # offset and divisor that standardise each signa
 Known = dict[str, int | None]
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 SHORT = "recordings have stretches of one label that are shorter than a window; no window is cut from these"
-
-
-@cache
-def goal_of(labels: tuple[str, ...]) -> Classification:
-    """Return the classification objective for the given labels; the result is cached, so that calls with equal labels
-    return the same object.
-    """
-    return Classification(labels)
 
 
 class SeriesFolder(OwnFolder, Standardised):
@@ -103,7 +96,7 @@ class SeriesFolder(OwnFolder, Standardised):
     # ------------------------------------------------------------------------------------------ objective
     @property
     def goal(self) -> Classification:
-        return goal_of(self.labels)
+        return classification(self.labels, self.score)
 
     @property
     def words(self) -> tuple[str, ...]:

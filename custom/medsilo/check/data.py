@@ -1,11 +1,18 @@
 """Describe a site's data by counts, and suppress small counts."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from torch.utils.data import Dataset
+
 from medsilo.check.result import Cell, Finding, Severity, Table
+from medsilo.federation.disclosure import SCORED, is_swayed, resolution_of
 from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.scored_together import AUROC, IN_WORDS
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.site_data import SiteData, labels_of, patients_of
 from medsilo.tasks.survey import Survey
 
 # the text for a count that must not leave the hospital, and the text for a count of unread data
@@ -13,6 +20,9 @@ SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
 SMALL = 10  # for fewer patients than this number, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
+COARSE = 0.1  # with a wider rounding step, a score cannot tell two models apart
+FREQUENT = "; the score leaves with task.score=accuracy, which hides a rare class"
+FINER = {AUROC: "; task.score=balanced_accuracy has steps half as wide"}
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # the check warns if the largest class has more cases than the smallest class times this factor
 
@@ -55,6 +65,31 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
     if plan.task.split_by_site and (small := [name for name, count in scored.items() if least <= count < SMALL]):
         told = f"{' and '.join(small)}: fewer than {SMALL} patients, so chance moves their scores by much"
         yield Finding("data", "note", told, LARGER)
+
+
+def score_findings(data: SiteData, plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
+    """Warn if a class has so few patients that the hospital suppresses the plan's score, or rounds the score too
+    coarsely to tell two models apart.
+    """
+    goal, synthetic = plan.task.goal, plan.task.synthetic
+    least = settings.least(synthetic)
+    for part in SCORED:
+        own: Dataset = getattr(data, part)
+        names, labels = patients_of(own), labels_of(own)
+        sway = goal.sway(own, names) if goal.classifies and labels is not None else None
+        if sway is None or labels is None or len(set(names)) < least:
+            continue
+        resolution = resolution_of(settings, synthetic, names, sway)
+        held, step = is_swayed(resolution, sway, least), resolution.step(*goal.metric_range)
+        if not held and step <= COARSE:
+            continue
+        sizes = Counter(label for _, label in {*zip(names, labels.tolist(), strict=True)}).values()
+        rarest = (
+            f"the rarest class has {_shown(min(sizes), least)} patients" if len(sizes) > 1 else "all have one class"
+        )
+        says = "stays here" if held else f"leaves in steps of {step:g}, too coarse to tell models apart"
+        told = f"{part}: {rarest}, so the {IN_WORDS[goal.metric]} {says}"
+        yield Finding("data", "note", told, LARGER + (FREQUENT if held else FINER.get(goal.metric, "")))
 
 
 def _balance(classes: Mapping[str, int], known: int, least: int, unit: str) -> Iterator[Finding]:

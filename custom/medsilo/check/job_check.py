@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from medsilo.check.approval import approval_findings
-from medsilo.check.data import data_findings, data_tables
+from medsilo.check.data import data_findings, data_tables, score_findings
 from medsilo.check.demands import limit_findings, privacy_findings, source_of
 from medsilo.check.disclosure import leaks
 from medsilo.check.hospital_checks import KitAtHome, budget_of_kit, files_of
@@ -109,6 +109,7 @@ def _look_at_data(
     with guarded("rehearsal", report), TemporaryDirectory(prefix="medsilo-") as folder:
         data = plan.task.site_data(visit.site, sites, plan.seed, source)
         cases = {part: len(getattr(data, part)) for part in PARTS}
+        report.findings.extend(score_findings(data, plan, settings))
         tried = rehearse(plan, visit.site, sites, settings, data, Path(folder))
         if tried:
             report.findings.extend(rehearsal_findings(tried, plan, cases, there))

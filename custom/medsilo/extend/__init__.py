@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.own.own_numbers import Column, Standardised
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.scans import Scan
+    from medsilo.tasks.scored_together import Classifying, classification
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource
@@ -46,6 +47,8 @@ PLACES = {
     "CaseIndex": "medsilo.tasks.case_index",
     "Channel": "medsilo.exchange.channel",
     "Classification": "medsilo.tasks.classification",
+    "Classifying": "medsilo.tasks.scored_together",
+    "classification": "medsilo.tasks.scored_together",
     "Column": "medsilo.tasks.own.own_numbers",
     "Command": "medsilo.cli.show",
     "Console": "medsilo.cli.show",

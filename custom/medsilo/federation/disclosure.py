@@ -38,7 +38,7 @@ from medsilo.runs.messages import Counted, SiteWarning, SubgroupScore
 from medsilo.runs.own_files import Weighed
 from medsilo.schedule.weighting import update_weight
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import DataPart
+from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.measuring import threshold_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, WEIGHT, Counts, Measures
 from medsilo.tasks.site_data import SiteData, labels_of, patients_of
@@ -63,6 +63,24 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def resolution_of(settings: SiteSettings, synthetic: bool, patients: Sequence[str], sway: float | None) -> Resolution:
+    """Return the rules by which scores and counts over cases are rounded.
+
+    Args:
+        patients: The patient of each case.
+        sway: The largest change of the score that one patient can cause, if it exceeds the patient's fraction of cases.
+    """
+    own = settings.resolution(patients, synthetic)
+    return own if sway is None else replace(own, weight=max(own.weight, sway))
+
+
+def is_swayed(resolution: Resolution, sway: float | None, least: int) -> bool:
+    """True if a single patient influences a score too much, or if the score's rounding step would be wider than the
+    score's range. Scores that are not rounded do not come from patients who need protection.
+    """
+    return bool(resolution.patients) and ((sway or 0) * least > PAIR or resolution.patients * resolution.weight > 1)
+
+
 class Disclosure:
     def __init__(
         self,
@@ -79,7 +97,10 @@ class Disclosure:
         self.patients: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
-        self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
+        self.resolution: dict[str, Resolution] = {
+            part: resolution_of(self.settings, self.task.synthetic, self.patients[part], self.sway[part])
+            for part in PARTS
+        }
         near = protection.budget.near(protection.requester.data, self.patients, self.least) if self.protected else set()
         # parts of the data (training, validation or test) whose patients are nearly the same as those of a part in
         # another study
@@ -107,10 +128,6 @@ class Disclosure:
         shares = self.settings.shares(self.task.synthetic) and not self.plan.sealed
         told = {"classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
         return {"shares": shares, "steps": self.steps, **told}
-
-    def _resolution(self, part: DataPart) -> Resolution:
-        own, share = self.settings.resolution(self.patients[part], self.task.synthetic), self.sway[part]
-        return own if share is None else replace(own, weight=max(own.weight, share))
 
     @property
     def steps(self) -> dict[Part, float]:
@@ -219,12 +236,8 @@ class Disclosure:
             places = [place for place, who in enumerate(names) if who in self.levels[level]]
             own = [names[place] for place in places]
             sway = self.task.goal.sway(some_of(data, places), own)
-            if (sway is None) != (self.sway["test"] is None) or (self.protected and (sway or 0) * self.least > PAIR):
-                return False
-            resolution = self.settings.resolution(own, self.task.synthetic)
-            found[level] = replace(resolution, weight=max(resolution.weight, sway or 0))
-            # the score's rounding step would be wider than the score's range
-            if resolution.patients * found[level].weight > 1:
+            found[level] = resolution_of(self.settings, self.task.synthetic, own, sway)
+            if (sway is None) != (self.sway["test"] is None) or is_swayed(found[level], sway, self.least):
                 return False
             return not (
                 self.protected
@@ -327,10 +340,7 @@ class Disclosure:
             return False
         if self._noise_alone(part):
             return True
-        if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
-            return False
-        # the rounding step would be wider than the range of the score
-        if self.resolution[part].patients * self.resolution[part].weight > 1:
+        if part in self.too_near or is_swayed(self.resolution[part], self.sway[part], self.least):
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 

@@ -70,7 +70,7 @@ class Evaluation:
 
         def measure(output: Tensor, target: Tensor) -> Measures:
             output = as_scored(output, self.protected)
-            found = own(output, target) if own else {goal.metric: goal.case_scores(output, target)}
+            found = (own or goal.scored)(output, target)
             return {**found, LOSS: goal.case_losses(output, target)} if self.protected else found
 
         data = self._in_order(part, order)
@@ -78,6 +78,7 @@ class Evaluation:
         if order is not None:
             back = order.argsort()
             measures = {name: values[back] for name, values in measures.items()}
+        measures = goal.over_all(measures)
         return loss, goal.score(measures[goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:

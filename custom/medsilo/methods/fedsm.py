@@ -129,9 +129,10 @@ class ModelsAndSelector(Algorithm):
 
     def check_task(self, task: Task) -> None:
         if not task.goal.by_case:
+            other = "set task.score=accuracy, or " if task.goal.classifies else ""
             raise PlanError(
                 f"algorithm.name: {self.name} chooses a model for each case, and a single case has no "
-                f"{task.goal.metric}; choose fedavg, or ditto for personal models"
+                f"{task.goal.metric}; {other}choose fedavg, or ditto for personal models"
             )
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

@@ -66,10 +66,12 @@ class Classification(Objective):
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return (self.scores(output).argmax(1) == target).float()
 
+    def probabilities(self, output: Tensor) -> Measures:
+        return {f"p{label}": column for label, column in enumerate(self.scores(output).softmax(1).unbind(1))}
+
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        scores = self.scores(output)
-        probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
-        return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
+        found = {"label": target, "found": self.scores(output).argmax(1)}
+        return {**super().measures(output, target), **found, **self.probabilities(output)}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.

@@ -74,6 +74,14 @@ class Objective(ABC):
     def score(self, scores: Tensor) -> float:
         return float(scores.mean())
 
+    def scored(self, output: Tensor, target: Tensor) -> Measures:
+        """For every case in a batch, return the measures from which `over_all` computes the metric."""
+        return {self.metric: self.case_scores(output, target)}
+
+    def over_all(self, measures: Measures) -> Measures:
+        """Complete the measures of all cases of a data set by the metric, if a batch does not determine the metric."""
+        return measures
+
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return one number for each selected case; the mean of these numbers is the score over the selected cases.
 
@@ -109,7 +117,7 @@ class Objective(ABC):
         Args:
             output, target: as for `loss`
         """
-        return {self.metric: self.case_scores(output, target)}
+        return self.scored(output, target)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return a function that computes measures from outputs and targets.

@@ -1,19 +1,26 @@
-"""Define classifications whose metric is not a mean over cases: the AUROC, and the balanced accuracy."""
+"""Define classifications whose metric is not a mean over cases, the AUROC and the balanced accuracy, and the plan's key
+that chooses between these metrics and the accuracy.
+"""
 
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Final, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.measuring import judged
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
+from medsilo.tasks.task import Task
 
 ACCURACY: Final = "accuracy"
 BALANCED: Final = "balanced_accuracy"
 AUROC: Final = "auroc"
+IN_WORDS = {ACCURACY: "accuracy", BALANCED: "balanced accuracy", AUROC: "AUROC"}
+Deciding = Literal["accuracy", "balanced_accuracy", "auroc"]
 COIN = 0.5  # AUROC if no two cases have different classes
 
 
@@ -36,6 +43,12 @@ class ScoredTogether(Classification):
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return contributions(self.metric, target.long(), self.scores(output).softmax(1))
 
+    def scored(self, output: Tensor, target: Tensor) -> Measures:
+        return {"label": target, **self.probabilities(output)}
+
+    def over_all(self, measures: Measures) -> Measures:
+        return {self.metric: self.parts(measures, torch.arange(len(measures["label"]))), **measures}
+
     def score(self, scores: Tensor) -> float:
         return min(max(super().score(scores), 0.0), 1.0)  # because of rounding errors, the score could exceed 1
 
@@ -50,7 +63,7 @@ class ScoredTogether(Classification):
         """Return counts in which the metric of each case is the metric of all cases. A single patient has an
         accuracy, but no such metric.
         """
-        score = self.score(self.parts(measures, torch.arange(len(patients))))
+        score = self.score(self.over_all(measures)[self.metric])
         counts = super().counts(
             {**measures, self.metric: torch.full((len(patients),), score).double()}, patients, least
         )
@@ -91,6 +104,57 @@ class ScoredTogether(Classification):
             rest = (table.sum(1, keepdim=True) - table) / (len(labels) - table.sum(0))
             known = (share + rest - share * rest)[:, table.sum(0) > 0]
         return min(1.0, float(known.mean(1).max()))
+
+
+class Classifying(Task):
+    """Base class of tasks that classify cases, and whose plan declares the score that decides.
+
+    A task's objective is `classification(labels, self.score)`. A task of this class may also have other objectives; a
+    plan with another objective must leave out the key `score`.
+
+    >>> class Gait(Classifying):
+    ...     channels: ClassVar = 3
+    ...     @property
+    ...     def goal(self): return classification(("steady", "unsteady"), self.score)
+    ...     def default_network(self): ...
+    ...     def load(self, site, sites, seed, folder): ...
+    >>> Gait(name="gait").goal.metric, Gait(name="gait", score="auroc").goal.metric
+    ('accuracy', 'auroc')
+    """
+
+    score: Deciding = Field(
+        ACCURACY,
+        exclude_if=lambda score: score == ACCURACY,
+        description="of a classification: the score that selects the round, decides comparisons, and is on all pages. "
+        "Choose `auroc` for two classes, or `balanced_accuracy` for more, as `medsilo init` does. With `accuracy`, a "
+        "model that always predicts a frequent class has a high score. Hospitals round the scores `auroc` and "
+        "`balanced_accuracy` more coarsely",
+    )
+
+    @model_validator(mode="after")
+    def _scores_classes(self) -> Self:
+        if self.score not in (ACCURACY, self.goal.metric):
+            raise ValueError(
+                f"score {self.score!r}: the score of this task is {self.goal.metric}; leave out task.score"
+            )
+        return self
+
+
+@cache
+def classification(labels: tuple[str, ...], score: Deciding = ACCURACY, outputs: int | None = None) -> Classification:
+    """Return the classification whose metric is `score`. Calls with equal arguments return the same object.
+
+    Args:
+        outputs: The number of logits, which is 1 if a single logit distinguishes two classes.
+    """
+    return Classification(labels, outputs) if score == ACCURACY else ScoredTogether(labels, outputs, score)
+
+
+def usual_score(labels: Sequence[str]) -> Deciding:
+    """Return the usual score of the field, which does not hide a rare class: for two classes the AUROC, and for more
+    classes the balanced accuracy.
+    """
+    return AUROC if len(labels) == 2 else BALANCED
 
 
 def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from itertools import chain, combinations, pairwise
 from pathlib import Path
 
+from medsilo.registry import TASKS
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.score import number_text
+from medsilo.tasks.scored_together import IN_WORDS, usual_score
 from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
 from medsilo_lab.study.verdict_file import Notice, Verdict
@@ -291,10 +293,11 @@ def _guess(run: RunResult) -> str:
 
 def _remedy(run: RunResult) -> str:
     """Name the plan's key for another score, if the task has this key."""
-    if run.summary.task != "table" or run.summary.metric != "accuracy":
+    known = run.summary.task in TASKS and "score" in TASKS[run.summary.task].model_fields
+    if not known or run.summary.metric != "accuracy":
         return ""
-    score = "auroc" if len(run.summary.labels) == 2 else "balanced_accuracy"
-    return f"; with task.score={score}, the {score.replace('_', ' ').replace('auroc', 'AUROC')} selects the round"
+    score = usual_score(run.summary.labels)
+    return f"; with task.score={score}, the {IN_WORDS[score]} selects the round"
 
 
 GUESS = {

@@ -10,6 +10,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import latin
+from medsilo.tasks.scored_together import usual_score
 from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit
 from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, renamed, renamed_words, yes_last
@@ -128,6 +129,15 @@ def labels_of(facts: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
     spelt = dict(zip(own, names, strict=True))
     changed = renamed({here: spelt[plans] for here, plans in words.items()})
     return Choice(names, where + renamed_words(names)), dict(changed)
+
+
+def with_score(plan: Choices) -> Choices:
+    """Add the score that decides to the choices for a classification."""
+    score = usual_score(plan["task.labels"][0]), "selects the round and decides; accuracy would hide a rare class"
+    found = dict[str, tuple[Any, str]]()
+    for key, choice in plan.items():
+        found |= {key: choice, "task.score": score} if key == "task.labels" else {key: choice}
+    return found
 
 
 def channels_of(facts: DatasetFacts) -> Choices:

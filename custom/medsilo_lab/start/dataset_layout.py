@@ -26,6 +26,7 @@ from medsilo.site.data_set import DataSet
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.case_index import TABLE, CaseIndex
 from medsilo.tasks.scans import Scan
+from medsilo.tasks.scored_together import Classifying
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.jobs import write_job
 from medsilo_lab.start import choices
@@ -160,6 +161,9 @@ class DatasetLayout:
             ]
         # a task without the key `shares` decides itself how to divide the data
         divided = "shares" in TASKS[task].model_fields
+        kind, _ = plan.get("task.kind", ("classification", ""))
+        if issubclass(TASKS[task], Classifying) and kind == "classification" and "task.labels" in plan:
+            plan = choices.with_score(plan)
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {

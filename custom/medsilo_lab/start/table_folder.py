@@ -747,7 +747,9 @@ def _why(facts: TableFacts) -> str:
     if facts.kind == "regression":
         return "many numbers; for classes write classification, and labels in place of range"
     if facts.labels and all(TableReader.number(name) is not None for name in facts.classes):
-        return "few numbers; to learn a number write regression, and range: [least, greatest] in place of labels"
+        return (
+            "few numbers; to learn a number write regression, and range: [least, greatest] in place of labels and score"
+        )
     return "by the column that is learned"
 
 

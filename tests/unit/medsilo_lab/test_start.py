@@ -139,6 +139,7 @@ def test_files_of_windows_and_blanks_hide_no_patient(tmp_path: Path) -> None:
             (tmp_path / kind / name).write_bytes(b"x")
     draft = first_sight(DatasetLayout(tmp_path, "hospital-a")).choices
     assert draft.plan["task.labels"][0] == ["melanoma", "naevus"], "a name without the blank that a folder ends in"
+    assert draft.plan["task.score"][0] == "auroc"
     assert draft.settings["data.label_map"][0] == {"melanoma ": "melanoma"}
     expression = draft.settings["data.patient"][0]
     assert re.search(expression, "naevus/P25_11")[1] == "P25"  # type: ignore[index]

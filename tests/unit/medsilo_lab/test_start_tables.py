@@ -475,6 +475,8 @@ def test_few_numbers_are_classes_only_where_they_look_like_grades(what: str, tmp
     other = {"classification": "regression", "regression": "classification"}[kind]
     assert task["task.kind"][0] == kind and other in task["task.kind"][1], "it says how to learn it otherwise"
     assert ("task.range" in task) == (kind == "regression") != ("task.labels" in task)
+    scores = {"classification": "balanced_accuracy" if len({*values}) > 2 else "auroc", "regression": None}
+    assert task.get("task.score", (None, ""))[0] == scores[kind]
 
 
 def test_a_number_of_a_patient_counts_before_the_name(tmp_path: Path) -> None:

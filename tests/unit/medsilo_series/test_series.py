@@ -20,7 +20,7 @@ import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
 from medsilo.core.yaml_text import load_yaml
-from medsilo.plan import Plan, parse_plan
+from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight
@@ -460,7 +460,9 @@ def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: p
             write(tmp_path / f"data/{site}/ward/p{person}.csv", lines, ("t", "x", "y", "activity"))
     assert main(["init", str(tmp_path / "data"), "-o", study, "--set", "patients=each case is a patient"]) == 0
     told = capsys.readouterr().out
-    assert "2 hospitals, each a folder" in told and "task.rate: 20.0" in told and "test accuracy" in told
+    assert "2 hospitals, each a folder" in told and "task.rate: 20.0" in told
+    goal = load_plan(Path(study, "job/app/config/plan.yaml")).task.goal
+    assert goal.metric == ("auroc" if goal.classes == 2 else "balanced_accuracy") and f"test {goal.metric}" in told
     job = f"{study}/job"
     short = ["--set", "training.rounds=2", "--engine", "inprocess"]
     assert main(["run", job, "--settings", study, *short, "-o", run]) == 0

@@ -29,7 +29,7 @@ from medsilo.schedule.structures import mix_by_structure, outputs_of
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.objective import judged_by, says_of
 from medsilo.tasks.own.augmentation import augmented
-from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.own.folder import segmentation
 from medsilo.tasks.own.image_patches import patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
@@ -149,7 +149,7 @@ def test_what_was_not_drawn_is_one_with_the_background_in_every_loss() -> None:
     torch.testing.assert_close(doubled(output[:1], target[:1]), heavy)
     # the loss does not change if probability moves between the background and an unannotated label
     moved = torch.stack([(p[0, 0] + p[0, 2]) / 2, p[0, 1], (p[0, 0] + p[0, 2]) / 2]).log()[None]
-    for goal in (entropy, dice, goal_of("segmentation", ("ant", "post"))):
+    for goal in (entropy, dice, segmentation(("ant", "post"))):
         torch.testing.assert_close(goal.loss(moved, target[:1]), goal.loss(output[:1], target[:1]))
         assert torch.equal(goal.loss(output, labels), goal.criterion(output, labels))  # type: ignore[attr-defined]
 
@@ -163,7 +163,7 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
     for target in (piece[1], moved[0]):
         assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
         assert labels_in(target).unique().tolist() == [0, 1]
-    goal = goal_of("segmentation", ("ant", "post"))
+    goal = segmentation(("ant", "post"))
     found = functional.one_hot(torch.zeros(1, 6, 6, dtype=torch.long), 3).permute(0, 3, 1, 2).float()
     target = (labels | mark_of([2]))[None]
     measures = goal.measures(found, target)
@@ -239,7 +239,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 
 
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
-    goal = goal_of("segmentation", ("ant", "post"))
+    goal = segmentation(("ant", "post"))
     assert judged_by(goal, {"a": ["post"], "c": []}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
     # three hospitals annotated ant and one hospital annotated post, and both structures have the same weight in the
     # score

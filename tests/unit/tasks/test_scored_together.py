@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from pydantic import ValidationError
 from scipy import stats
 
 import medsilo
+from medsilo.check.data import score_findings
 from medsilo.core.errors import PlanError
 from medsilo.plan import parse_plan
+from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
-from medsilo.tasks.scored_together import ScoredTogether, contributions
+from medsilo.tasks.scored_together import Classifying, ScoredTogether, contributions
 from medsilo.tasks.site_data import Cases
 from medsilo_lab.study.evidence import compare
 from medsilo_lab.study.scores import SiteTest
@@ -125,6 +129,47 @@ def test_only_a_classification_has_a_score_of_classes() -> None:
         parse_plan({**plan, "task": {**TASK, "standardise": "none", "score": "auroc"}, "privacy": private})
 
 
+CLASSIFICATIONS = {
+    "synthetic-histology": {},
+    "synthetic-activity": {},
+    "activity-windows": {},
+    "series-folder": {},
+    "table": {"columns": ["age"]},
+    "image-folder": {"kind": "classification", "labels": ["well", "ill"]},
+    "nifti-folder": {"kind": "classification", "labels": ["well", "ill"]},
+    "dicom-folder": {"kind": "classification", "labels": ["well", "ill"]},
+}
+
+
+def test_every_classification_declares_the_score_that_decides() -> None:
+    ours = {name for name in TASKS if not name.startswith("own-data-")}
+    assert {name for name in ours if issubclass(TASKS[name], Classifying)} == CLASSIFICATIONS.keys()
+    for name, keys in CLASSIFICATIONS.items():
+        for score in ("accuracy", "balanced_accuracy", "auroc"):
+            task = TASKS[name].model_validate({**keys, "score": score})
+            assert task.goal.metric == score and task.goal is task.goal
+            assert ("score" in task.model_dump()) == (score != "accuracy")
+            plain = TASKS[name].model_validate(keys).goal
+            assert (task.goal.label_names, task.goal.outputs) == (plain.label_names, plain.outputs)
+    with pytest.raises(ValidationError, match="the score of this task is dice; leave out task.score"):
+        TASKS["image-folder"].model_validate({"score": "auroc"})
+
+
+def test_a_programs_classification_may_be_judged_by_its_auroc(tmp_path: Path) -> None:
+    random, sites = np.random.default_rng(0), {}
+    for site in "ab":
+        labels = (np.arange(60) % 15 == 0).astype(int)
+        sites[site] = random.normal(labels[:, None], 1, (60, 1)).astype(np.float32), labels
+    given = {"sites": sites, "rounds": 2, "device": "cpu", "loss": torch.nn.CrossEntropyLoss()}
+    run = medsilo.run("fedavg", changes={"task.score": "auroc"}, folder=tmp_path / "run", **given)  # type: ignore[arg-type]
+    assert run.summary.metric == "auroc"
+    for site in "ab":
+        test = SiteTest.read(tmp_path / "run", site, "auroc")
+        ill, risk = test.measures["label"].numpy() == 1, test.measures["p1"].numpy()
+        area = stats.mannwhitneyu(risk[ill], risk[~ill]).statistic / ill.sum() / (~ill).sum()
+        assert run.summary.sites[site].test["auroc"] == pytest.approx(area)
+
+
 # ---------------------------------------------------------------------------------------------------- a comparison
 @pytest.mark.slow
 @pytest.mark.parametrize("patients", [40, 100])
@@ -224,3 +269,74 @@ def test_the_auroc_decides_a_comparison(judged: dict[str, Path], tmp_path: Path)
         verdict["first"]["patients"] and verdict["first"]["low"] < verdict["first"]["mean"] < verdict["first"]["high"]
     )
     assert "auroc" in found.report(tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_check_says_where_a_score_cannot_decide(tmp_path: Path) -> None:
+    def found(patients: int, score: str) -> list[str]:
+        folder = registry(tmp_path / f"{patients}" / "a", 0, patients).parent
+        reading = {"table": "cases.csv", "columns": {"patient": "patient"}, "outcome": ["outcome"]}
+        settings = make_settings({"data": {"folder": folder, **reading}, "device": "cpu"}, "a test")
+        plan = {"algorithm": {"name": "fedavg"}, "task": {**TASK, "score": score}}
+        own = parse_plan({**plan, "participation": {"sites": ["a", "b"]}})
+        data = own.task.site_data("a", ["a", "b"], 0, settings.data)
+        return [one.what for one in score_findings(data, own, settings)]
+
+    few, told = "the rarest class has 6 patients, so the", "too coarse to tell models apart"
+    parts = ("validation", "test")
+    assert found(400, "auroc") == [f"{part}: {few} AUROC leaves in steps of 0.5, {told}" for part in parts]
+    assert found(400, "balanced_accuracy") == [
+        f"{part}: {few} balanced accuracy leaves in steps of 0.2, {told}" for part in parts
+    ]
+    held = "the rarest class has fewer than 5 patients, so the AUROC stays here"
+    assert found(60, "auroc") == [f"{part}: {held}" for part in parts]
+    assert found(400, "accuracy") == found(2000, "auroc") == []
+
+
+# ---------------------------------------------------------------------------------------------------- images
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Images in folders of their classes: the rarer class, 7 % of all images, is somewhat brighter."""
+    root, runs = tmp_path_factory.mktemp("images"), {}
+    for seed, site in enumerate("ab"):
+        drawn = np.random.default_rng(seed)
+        for number in range(200):
+            ill = number < RARE * 200
+            path = root / "data" / site / ("ill" if ill else "well") / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            grey = np.clip(100 + 20 * ill + drawn.normal(0, 10) + drawn.normal(0, 20, (8, 8)), 0, 255)
+            Image.fromarray(grey.astype(np.uint8)).save(path)
+    settings = make_settings({"data": {"folder": root / "data"}, "device": "cpu", "public_data": True}, "a test")
+    for name, score in (("accuracy", "accuracy"), ("auroc", "auroc"), ("again", "auroc")):
+        task = {"name": "image-folder", "kind": "classification", "labels": ["well", "ill"], "colours": "grey"}
+        plan = {"algorithm": {"name": "fedavg"}, "task": {**task, "size": [8, 8], "score": score}}
+        plan |= {"network": {"name": "small-cnn", "width": 4, "norm": "none"}, "seed": 1}
+        plan |= {"training": {"rounds": 4, "batch_size": 8, "learning_rate": 0.5}}
+        plan |= {"participation": {"sites": ["a", "b"]}}
+        inprocess.run(parse_plan(plan), folder=root / name, settings=settings)
+        runs[name] = root / name
+    return runs
+
+
+def test_images_of_a_rare_class_are_judged_by_their_auroc(classified: dict[str, Path]) -> None:
+    """A batch of 16 images contains one image of the rare class, but the AUROC is computed over all test images."""
+    told = {name: json.loads((run / "summary.json").read_text("utf-8")) for name, run in classified.items()}
+    assert told["auroc"]["metric"] == "auroc" and told["accuracy"]["metric"] == "accuracy"
+    for site in "ab":
+        test = SiteTest.read(classified["auroc"], site, "auroc")
+        ill, risk = test.measures["label"].numpy() == 1, test.measures["p1"].numpy()
+        area = stats.mannwhitneyu(risk[ill], risk[~ill]).statistic / ill.sum() / (~ill).sum()
+        assert len(ill) > 16 and told["auroc"]["sites"][site]["test"]["auroc"] == pytest.approx(area)
+    chosen = {name: one["selected"]["rounds"]["a"] for name, one in told.items()}
+    assert chosen["accuracy"] == 0 and chosen["auroc"] == 3
+    curve = medsilo.Run(classified["auroc"]).rounds.groupby("round")["validation"].mean()
+    assert curve.idxmax() == 4 and curve[4] > curve[1] + 0.3  # round 4 begins with the model of round 3
+
+
+def test_images_judged_by_their_auroc_give_the_same_bits_again(classified: dict[str, Path]) -> None:
+    first, again = (classified[name] for name in ("auroc", "again"))
+    same = [*first.rglob("best.safetensors"), *first.rglob("test.csv")]
+    assert len(same) == 5
+    for path in same:
+        assert path.read_bytes() == (again / path.relative_to(first)).read_bytes()
+    scores = [medsilo.Run(run).rounds["validation"].tolist() for run in (first, again)]
+    assert scores[0] == scores[1]

@@ -15,11 +15,11 @@ from medsilo.learning.compute import Case
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network
-from medsilo.tasks.classification import Classification
 from medsilo.tasks.inference import IN_MONAI, Inference, InMonai, whole_images
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import OwnFolder
+from medsilo.tasks.scored_together import Classifying, classification
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 
 if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
@@ -39,7 +39,7 @@ BACKGROUND = "background"
 Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 
 
-class FolderTask(OwnFolder):
+class FolderTask(OwnFolder, Classifying):
     """The base class of tasks whose cases are images in files that each site's settings describe.
 
     Lists with one number for each axis are in the order x, y (and z). The task either resizes images to the plan's
@@ -140,7 +140,9 @@ class FolderTask(OwnFolder):
 
     @property
     def goal(self) -> Objective:
-        return goal_of(self.kind, self.labels, self.voxel)
+        if not self.segments:
+            return classification(self.labels, self.score)
+        return segmentation(self.labels, self.voxel)
 
     @property
     def use(self) -> Inference:
@@ -290,9 +292,7 @@ class FolderTask(OwnFolder):
 
 
 @cache
-def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Objective:
-    """Return the objective: classification, or segmentation of structures with the labels 1, 2, ..."""
-    if kind == "classification":
-        return Classification(labels)
+def segmentation(labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Segmentation:
+    """Return the segmentation of structures with the labels 1, 2, ..."""
     structures = {name: (number,) for number, name in enumerate(labels, 1)}
     return Segmentation((BACKGROUND, *labels), dice_and_entropy, structures, cross_entropy=1.0, voxel=voxel)

@@ -15,6 +15,7 @@ from medsilo.core.section import Section
 from medsilo.tasks.cells import level as as_level
 from medsilo.tasks.cells import number as as_number
 from medsilo.tasks.own.own_data import OwnData
+from medsilo.tasks.scored_together import Classifying
 from medsilo.tasks.shares import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
@@ -129,7 +130,7 @@ def from_training_cases(what: str) -> str:
     )
 
 
-class Standardised(OwnData):
+class Standardised(OwnData, Classifying):
     """Base class of tasks whose inputs are numbers in tables or recordings. The plan, or each site's training cases,
     determine how numbers are standardised.
 

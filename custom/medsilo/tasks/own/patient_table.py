@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
-from medsilo.tasks.classification import Classification
 from medsilo.tasks.inference import Inference
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_numbers import (
@@ -27,7 +26,7 @@ from medsilo.tasks.own.own_numbers import (
     scaled,
 )
 from medsilo.tasks.regression import Regression
-from medsilo.tasks.scored_together import ACCURACY, ScoredTogether
+from medsilo.tasks.scored_together import ACCURACY, Deciding, classification
 from medsilo.tasks.survival import EVENTS, Survival
 
 if TYPE_CHECKING:  # this import is only for type checking, because only sites read cases
@@ -38,15 +37,13 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 MOST_INPUTS = 20_000
 Kind = Literal["classification", "regression", "survival"]
-Deciding = Literal["accuracy", "balanced_accuracy", "auroc"]
 
 
 @cache
 def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], score: Deciding = ACCURACY) -> Objective:
     """Return the objective: classification, regression or survival analysis."""
     if kind == "classification":
-        outputs = 1 if len(labels) == 2 else None
-        return Classification(labels, outputs) if score == ACCURACY else ScoredTogether(labels, outputs, score)
+        return classification(labels, score, 1 if len(labels) == 2 else None)
     return Regression(limits) if kind == "regression" else Survival()
 
 
@@ -61,14 +58,6 @@ class PatientTable(Standardised):
 
     name: Literal["table"] = "table"
     kind: Kind = Field("classification", description="objective")
-    score: Deciding = Field(
-        ACCURACY,
-        exclude_if=lambda score: score == ACCURACY,
-        description="of a classification: the score that selects the round, decides comparisons, and is on all pages. "
-        "If a class is rare, choose `auroc` for two classes, or `balanced_accuracy` for more. With `accuracy`, a model "
-        "that always predicts the frequent class has a high score. Hospitals round the scores `auroc` and "
-        "`balanced_accuracy` more coarsely",
-    )
     range: tuple[float, float] = Field((0.0, 1.0), description="least and greatest possible outcome of a regression")
     columns: tuple[Column, ...] = Field(
         default=(Column(name="age"),),
@@ -101,8 +90,6 @@ class PatientTable(Standardised):
             )
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would have {self.channels} inputs; the limit is {MOST_INPUTS}")
-        if self.score != ACCURACY and self.kind != "classification":
-            raise ValueError(f"score {self.score!r} is of classes, and a {self.kind} has none; leave out task.score")
         if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
             raise ValueError(
                 f"range {list(self.range)}: give the least and the greatest possible outcome of a regression"

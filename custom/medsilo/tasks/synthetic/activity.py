@@ -14,9 +14,9 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.scored_together import Classifying, classification
 from medsilo.tasks.shares import Alpha
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
-from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # this import is only for type checking, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
@@ -58,7 +58,7 @@ class Motions:
     phase: np.ndarray
 
 
-class SyntheticActivity(Task):
+class SyntheticActivity(Classifying):
     """SYNTHETIC sensor data: windows [9, steps] of nine channels, with six activities, at any number of sites.
 
     Each person has one main activity in most windows, and moves with an individual tempo and strength. Each site has at
@@ -81,7 +81,6 @@ class SyntheticActivity(Task):
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = CHANNELS
-    goal: ClassVar[Classification] = Classification(CLASSES)
     largest_input: ClassVar[float] = 100.0
 
     name: Literal["synthetic-activity"] = "synthetic-activity"
@@ -96,6 +95,10 @@ class SyntheticActivity(Task):
     persons: int = Field(default=40, ge=3, le=10_000, description="number of persons per site, on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="number of windows per person")
     steps: int = Field(default=64, ge=32, le=2048, description="number of time steps in a window")
+
+    @property
+    def goal(self) -> Classification:
+        return classification(tuple(map(str, range(CLASSES))), self.score)
 
     @property
     def shape(self) -> tuple[int, ...]:

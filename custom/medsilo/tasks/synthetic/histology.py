@@ -14,6 +14,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.scored_together import Classifying, classification
 from medsilo.tasks.shares import Shares
 from medsilo.tasks.synthetic.hospitals import (
     blur,
@@ -23,15 +24,11 @@ from medsilo.tasks.synthetic.hospitals import (
     position_of,
     smooth_noise,
 )
-from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:  # this import is only for type checking, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
-GOALS = {
-    "phase": Classification(("nucleus above", "nucleus below")),
-    "amplitude": Classification(("small nucleus", "large nucleus")),
-}
+CLASSES = {"phase": ("nucleus above", "nucleus below"), "amplitude": ("small nucleus", "large nucleus")}
 DEBRIS = 4  # number of nuclei without a cell in each patch; the positions of these nuclei do not depend on the class
 SPACING = 16  # number of pixels between neighbouring positions of cells
 
@@ -74,7 +71,7 @@ SITES = (
 )
 
 
-class SyntheticHistology(Task):
+class SyntheticHistology(Classifying):
     """SYNTHETIC histology: RGB patches [3, size, size] of cells, with values from 0 to 1. The task has two classes and
     up to eight sites.
 
@@ -122,7 +119,7 @@ class SyntheticHistology(Task):
 
     @property
     def goal(self) -> Classification:
-        return GOALS[self.coding]
+        return classification(CLASSES[self.coding], self.score)
 
     @property
     def shape(self) -> tuple[int, ...]:
