@@ -9,7 +9,7 @@ from pathlib import Path
 from medsilo.registry import TASKS
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.score import number_text
-from medsilo.tasks.scored_together import IN_WORDS, usual_score
+from medsilo.tasks.scored_together import AUROC, COIN, IN_WORDS, usual_score
 from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
 from medsilo_lab.study.verdict_file import Notice, Verdict
@@ -150,6 +150,16 @@ def _cautions(run: RunResult) -> Iterator[str]:
     if not run.failed and last:
         names = f"{', '.join(first)} and {last}" if first else last
         yield f"no test score for {names}; its mean leaves them out."
+    if alone := [site for site in run.sites if run.summary.metric == AUROC and _has_one_class(run, site)]:
+        yield (
+            f"all test cases of {', '.join(alone)} have one class, so that there is no AUROC; {COIN:g} stands for it in "
+            "means and comparisons."
+        )
+
+
+def _has_one_class(run: RunResult, site: str) -> bool:
+    counts = (run.site(site).classes or {}).get("test") or ()
+    return sum(map(bool, counts)) == 1
 
 
 def _secure_aggregation(run: RunResult) -> Iterator[str]:
