@@ -152,8 +152,8 @@ def _cautions(run: RunResult) -> Iterator[str]:
         yield f"no test score for {names}; its mean leaves them out."
     if alone := [site for site in run.sites if run.summary.metric == AUROC and _has_one_class(run, site)]:
         yield (
-            f"all test cases of {', '.join(alone)} have one class, so that there is no AUROC; {COIN:g} stands for it in "
-            "means and comparisons."
+            f"all test cases of {', '.join(alone)} have one class, so that there is no AUROC; {COIN:g} stands for it "
+            "in means and comparisons."
         )
 
 
