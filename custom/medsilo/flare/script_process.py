@@ -22,6 +22,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.fuel.f3.cellnet.cell import Cell
 
+from medsilo.core.files import free_disk
 from medsilo.core.text import plain
 from medsilo.exchange.bounds import Bounds, request_bounds
 from medsilo.federation.permission import Permission
@@ -50,6 +51,8 @@ ENDED = (
     "send() in each round"
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
+FULL = "the training script ended on a full disk, so this process ends; both are started again once there is room"
+FULL_BELOW = 1 << 20  # with fewer free bytes, the disk counts as full
 # objects that limit the messages of this process; the list is empty until `guard` is called
 _gates: list[Gate] = []
 
@@ -74,6 +77,9 @@ class ScriptProcess(ConvertToFedEvent):
         """
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
+            # NVFlare prints a script's lines by its loggers. If a log file can't be written, logging would print the
+            # error, which NVFlare would log again, until the recursion ended the script.
+            logging.raiseExceptions = False
             audit_without_fail()
             hear_of_killed_script(partial(setattr, self, "_killed"))
             guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
@@ -96,13 +102,18 @@ class ScriptProcess(ConvertToFedEvent):
         super().handle_event(event_type, fl_ctx)
 
     def _end_with_script(self, fl_ctx: FLContext) -> None:
-        """If the script's process was killed, also kill the process that called this function, so that the server
-        restarts both.
+        """If the script's process was killed, or ended on a full disk, kill the process that called this function, so
+        that the server restarts both.
 
         In a simulation, this function kills no process.
         """
-        if self._killed and kit_of(fl_ctx):
-            LOG.error("%s (signal %s)", KILLED, self._killed)
+        if not kit_of(fl_ctx):
+            return
+        why = f"{KILLED} (signal {self._killed})" if self._killed else ""
+        if free_disk(file_of_job(fl_ctx, paths.PLAN)) < FULL_BELOW:
+            why = FULL
+        if why:
+            LOG.error(why)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _named(self, logged: DXO, fl_ctx: FLContext) -> DXO | None:

@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -916,6 +917,32 @@ def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypa
     arrived = AnalyticsData.from_dxo(from_shareable(data))
     assert type(arrived.tag) is str  # another process does not know the enum's class
     assert (kind, arrived.tag, arrived.value, arrived.step) == (FED_EVENT_PREFIX + ANALYTIC_EVENT_TYPE, "loss", 0.5, 3)
+
+
+PRINTING = """
+import logging, sys
+from types import SimpleNamespace
+from nvflare.apis.event_type import EventType
+from nvflare.app_common.executors.task_script_runner import TaskScriptRunner
+from medsilo.flare import script_process
+
+script_process.guard = script_process.file_of_job = lambda *_: None
+context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_cell=lambda: None))
+script_process.ScriptProcess().handle_event(EventType.ABOUT_TO_START_RUN, context)
+TaskScriptRunner.logger.addHandler(logging.FileHandler("/dev/full"))
+TaskScriptRunner.logger.setLevel(logging.INFO)
+TaskScriptRunner(sys.argv[1], "client.py").run()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_script_prints_on_a_full_disk(tmp_path: Path) -> None:
+    """NVFlare logs what a script prints, and printed the error of a full log file, which it logged again. The recursion
+    ended the script, and the study of all hospitals.
+    """
+    (tmp_path / "client.py").write_text("print('round 1')\nopen(__file__ + '.done', 'w').close()\n")
+    subprocess.run([sys.executable, "-c", PRINTING, str(tmp_path)], check=True, timeout=300)
+    assert (tmp_path / "client.py.done").exists()
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
