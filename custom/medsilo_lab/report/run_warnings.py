@@ -298,8 +298,8 @@ def _guess(run: RunResult) -> str:
 
 def _remedy(run: RunResult) -> str:
     """Name the plan's key for another score, if the task has this key."""
-    known = run.summary.task in TASKS and "score" in TASKS[run.summary.task].model_fields
-    if not known or run.summary.metric != "accuracy":
+    task = run.summary.task
+    if run.summary.metric != "accuracy" or not task or task not in TASKS or "score" not in TASKS[task].model_fields:
         return ""
     score = usual_score(run.summary.labels)
     return f"; with task.score={score}, the {IN_WORDS[score]} selects the round"
