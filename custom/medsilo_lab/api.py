@@ -343,7 +343,10 @@ class Run:
     def __repr__(self) -> str:
         summary = self._result.summary
         mean = f"mean test {summary.metric} {summary.mean_score}" if summary.mean_score.known else "no score"
-        return f"<Run {summary.title} on {summary.task}, {len(self._result.sites)} sites, {summary.status}: {mean}>"
+        told = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
+        return (
+            f"<Run {summary.title} on {summary.task}, {len(self._result.sites)} sites, {summary.status}: {mean}{told}>"
+        )
 
 
 @dataclass(frozen=True)

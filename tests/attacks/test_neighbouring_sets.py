@@ -15,6 +15,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.tasks.shares import PARTS
 from tests.conftest import slow_but
 from tests.hospital import photograph, write_pixels, write_table
 from tests.sites import site_of
@@ -71,6 +72,7 @@ def drawn_plan(drawn: np.random.Generator) -> Plan | None:
     task["labels"] = some(
         ["0", "1"], ["1", "0"], ["0", "1", "2"], ["0", "1", "9"], ["0", "2"], ["no", "yes"], ["a", "b"]
     )
+    task["score"] = some("accuracy", "auroc", "balanced_accuracy")
     if drawn.integers(2):
         task |= {"shares": some([0.5, 0.25, 0.25], [0.8, 0.1, 0.1]), "split": int(drawn.integers(9))}
     if not drawn.integers(8):
@@ -83,6 +85,37 @@ def drawn_plan(drawn: np.random.Generator) -> Plan | None:
         return parse_plan(values)
     except MedsiloError:
         return None
+
+
+@pytest.mark.parametrize("score", ["accuracy", "auroc", "balanced_accuracy"])
+def test_the_steps_of_a_score_tell_nobody_that_one_patient_has_a_rare_class(
+    score: str, tmp_path: Path, known_key: None
+) -> None:
+    """In an earlier version, a part of the data with one patient of the third class had wider steps than a part without
+    this patient.
+    """
+    task = {"name": "table", "columns": [{"name": "age"}], "labels": ["0", "1", "2"], "score": score}
+    plan = parse_plan({**STUDY, "task": task, "network": None, "training": {"rounds": 1}})
+    rows: list[Row] = [
+        {"patient": f"p{number}", "age": 30 + number % 60, "outcome": number % 2, "part": PARTS[number // 2 % 3]}
+        for number in range(126)
+    ]
+    for row in [row for row in rows if row["part"] == "train"][-10:]:
+        row["outcome"] = 2  # the hospital would leave out a class with fewer than five patients
+
+    def steps(rare: str) -> Any:
+        place = next((number for number, row in enumerate(rows) if row["part"] == rare), None)
+        own = [row | ({"outcome": 2} if number == place else {}) for number, row in enumerate(rows)]
+        write_table(tmp_path / f"data {rare}" / "cases.csv", own)
+        data = {"folder": str(tmp_path / f"data {rare}"), "outcome": ["outcome"]}
+        settings = settings_of(tmp_path / f"of {rare}", data, answers=UNLIMITED)
+        for part, found in plan.task.survey("a", ["a"], 0, settings.data).parts.items():
+            assert found.patients == 42 and (part == "train" or found.classes.get("2", 0) == (part == rare))
+        return json.loads(answer(plan, settings, tmp_path / f"site {rare}"))["steps"]
+
+    told = steps("nobody")
+    assert {*told} == {"validation", "test"}
+    assert [steps(part) for part in PARTS] == [told] * 3
 
 
 VALUES: dict[str, list[Row | None]] = {

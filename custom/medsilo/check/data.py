@@ -76,17 +76,16 @@ def score_findings(data: SiteData, plan: Plan, settings: SiteSettings) -> Iterat
     for part in SCORED:
         own: Dataset = getattr(data, part)
         names, labels = patients_of(own), labels_of(own)
-        sway = goal.sway(own, names) if goal.classifies and labels is not None else None
+        sway = goal.sway(own, names, least) if goal.classifies and labels is not None else None
         if sway is None or labels is None or len(set(names)) < least:
             continue
         resolution = resolution_of(settings, synthetic, names, sway)
         held, step = is_swayed(resolution, sway, least), resolution.step(*goal.metric_range)
         if not held and step <= COARSE:
             continue
-        sizes = Counter(label for _, label in {*zip(names, labels.tolist(), strict=True)}).values()
-        rarest = (
-            f"the rarest class has {_shown(min(sizes), least)} patients" if len(sizes) > 1 else "all have one class"
-        )
+        sizes = Counter(label for _, label in {*zip(names, labels.tolist(), strict=True)})
+        fewest = min(sizes[label] for label in range(goal.classes))
+        rarest = f"the rarest class has {fewest if fewest >= least else f'fewer than {least}'} patients"
         says = "stays here" if held else f"leaves in steps of {step:g}, too coarse to tell models apart"
         told = f"{part}: {rarest}, so the {IN_WORDS[goal.metric]} {says}"
         yield Finding("data", "note", told, LARGER + (FREQUENT if held else FINER.get(goal.metric, "")))

@@ -96,7 +96,7 @@ class Disclosure:
         self.least = self.settings.least(self.task.synthetic)  # minimum number of cases for a disclosed metric
         self.patients: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
-        self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
+        self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part], self.least) for part in PARTS}
         self.resolution: dict[str, Resolution] = {
             part: resolution_of(self.settings, self.task.synthetic, self.patients[part], self.sway[part])
             for part in PARTS
@@ -235,7 +235,7 @@ class Disclosure:
         def may(level: Level) -> bool:
             places = [place for place, who in enumerate(names) if who in self.levels[level]]
             own = [names[place] for place in places]
-            sway = self.task.goal.sway(some_of(data, places), own)
+            sway = self.task.goal.sway(some_of(data, places), own, self.least)
             found[level] = resolution_of(self.settings, self.task.synthetic, own, sway)
             if (sway is None) != (self.sway["test"] is None) or is_swayed(found[level], sway, self.least):
                 return False

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from medsilo.core.rounding import Resolution
 from medsilo.runs.messages import SubgroupScore
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.objective import Objective
-from medsilo.tasks.site_data import Cases
+from medsilo.tasks.site_data import Cases, CaseSubset, labels_of, patients_of
 from medsilo.tasks.subgroups import HOSPITAL, Members
 
 if TYPE_CHECKING:
@@ -191,4 +191,4 @@ def some_of(data: Dataset, places: Sequence[int]) -> Dataset:
     """Return a subset of the cases; the function does not read the data of the cases."""
     if isinstance(data, Cases):
         return Cases(data.inputs[places], data.targets[places], [data.patients[place] for place in places])
-    return Subset(data, places)
+    return CaseSubset(data, places, patients_of(data), labels_of(data))

@@ -164,7 +164,7 @@ class Objective(ABC):
         """Return the smallest and the largest value to which a patient's measure is clipped before it is disclosed."""
         return self.range_of(name)
 
-    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+    def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
         """Return the largest change of a data set's score that one patient can cause.
 
         By default, the method returns None; then, one patient's influence equals the fraction of cases that belong to
@@ -173,6 +173,7 @@ class Objective(ABC):
         Args:
             data: the data set
             patients: the patient of each case
+            least: the minimum number of patients of a class about which the hospital discloses numbers
         """
         return None
 

@@ -81,9 +81,12 @@ class ScoredTogether(Classification):
         total, number = counts.get(self.metric, (0.0, 0.0))
         return super().figures(counts) | {self.metric: total / number if number else None}
 
-    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+    def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
         """For each patient, compute the fraction of the score that the patient's cases determine: with the AUROC, the
         fraction of pairs that contain the patient. Return the largest of these fractions.
+
+        A class with fewer than `least` patients counts as a class with one patient, even if the class has no patient.
+        Otherwise, the result would reveal whether one patient has a rare class.
         """
         from medsilo.tasks.site_data import labels_of
 
@@ -96,14 +99,15 @@ class ScoredTogether(Classification):
         places = torch.tensor([number[patient] for patient in patients])
         table = torch.zeros(len(number), self.classes, dtype=torch.float64)
         table.index_put_((places, labels.long()), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
-        share = table / table.sum(0)  # of each class, the fraction of cases that belongs to each patient
-        known = share[:, table.sum(0) > 0]
-        if known.shape[1] < 2:
+        sizes = (table > 0).sum(0)
+        if (sizes > 0).sum() < 2:
             return 1.0
+        share = table / table.sum(0)  # of each class, the fraction of cases that belongs to each patient
+        share[:, sizes < least] = 1.0
         if self.metric == AUROC:
             rest = (table.sum(1, keepdim=True) - table) / (len(labels) - table.sum(0))
-            known = (share + rest - share * rest)[:, table.sum(0) > 0]
-        return min(1.0, float(known.mean(1).max()))
+            share = share + rest - share * rest
+        return min(1.0, float(share[:, (sizes > 0) | (sizes < least)].mean(1).max()))
 
 
 class Classifying(Task):

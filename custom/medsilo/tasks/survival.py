@@ -100,7 +100,7 @@ class Survival(Objective):
     def layout(self) -> dict[str, int]:
         return {self.metric: 2}
 
-    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+    def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
         """For each patient, compute the fraction of comparable pairs that contain the patient. Return the largest of
         these fractions; 1 if no pairs are comparable.
         """

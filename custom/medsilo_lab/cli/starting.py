@@ -171,12 +171,14 @@ def _tried(screen: Console, trial: "Plan", settings: "SiteSettings", folder: Pat
     from medsilo_lab.report.formats import text_table
     from medsilo_lab.report.page import write
     from medsilo_lab.report.read import read
+    from medsilo_lab.report.run_warnings import of_run
 
     sites = trial.participation.sites
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
         inprocess.run(trial, folder=folder, settings=settings, on_round=on_round)
     write([folder], folder / paths.REPORT, "Every hospital alone")
-    screen.say("\n" + text_table(read(folder)))
+    done = read(folder)
+    screen.say(f"\n{text_table(done)}", "", *(f"warning: {one}" for one in of_run(done)))
 
 
 INIT = Command(init, "/data/kidney -o study", "To begin with")

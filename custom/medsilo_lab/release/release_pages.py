@@ -83,7 +83,7 @@ def write_validation(
         f"A released model at {site}",
         headline,
         context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
-        notices=[*_seen(releases, found, site), *_doubts(releases, found)],
+        notices=doubts(releases, found, site),
         n=f"n = {counted(tested.cases, 'test case')} of {counted(tested.people, 'patient')}",
         rows=rows,
         study=_study(releases[0]),
@@ -102,6 +102,10 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
         "classes": [line for row in rows for line in decision.against_rest(row, labels)],
         "few": [few for row in rows[:1] for few in decision.few_cases(row.decisions, labels)],
     }
+
+
+def doubts(releases: Sequence[Release], found: Sequence[external_test.Judged], site: str) -> list[Notice]:
+    return [*_seen(releases, found, site), *_doubts(releases, found)]
 
 
 def _seen(releases: Sequence[Release], found: Sequence[external_test.Judged], site: str) -> Iterator[Notice]:

@@ -70,7 +70,7 @@ def test(
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release import external_test
     from medsilo_lab.release.release_folder import Release
-    from medsilo_lab.release.release_pages import remove_earlier, write_validation
+    from medsilo_lab.release.release_pages import doubts, remove_earlier, write_validation
 
     if not is_safe_name(hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
@@ -83,7 +83,8 @@ def test(
         sources = [release.source(settings.packages) for release in opened]
         found = external_test.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
     page = write_validation(opened, found, hospital, out)
-    screen.say(f"page, which stays here: {page}")
+    warnings = doubts(opened, found, hospital)
+    screen.say(f"page, which stays here: {page}", *(f"warning, which stays here: {one}" for one in warnings))
     told = []
     for release, here in zip(opened, found, strict=True):
         own, cases = here.leaving, here.reported["cases"]
@@ -91,7 +92,7 @@ def test(
         score = f"{release.manifest.metric} {own}" if own.known else "no score (too few patients)"
         over = "few" if cases is None else cases
         screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {over} cases")
-    screen.answer(page=page, told=told)
+    screen.answer(page=page, told=told, warnings=[one.as_json() for one in warnings])
     return 0
 
 

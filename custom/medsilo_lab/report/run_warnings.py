@@ -9,6 +9,7 @@ from pathlib import Path
 from medsilo.registry import TASKS
 from medsilo.runs.outliers import standing_out
 from medsilo.runs.score import number_text
+from medsilo.site.settings import MIN_PATIENTS_PER_METRIC
 from medsilo.tasks.scored_together import AUROC, COIN, IN_WORDS, usual_score
 from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
@@ -158,8 +159,11 @@ def _cautions(run: RunResult) -> Iterator[str]:
 
 
 def _has_one_class(run: RunResult, site: str) -> bool:
+    """True if all test cases of a site have one class. At a hospital that rounds scores, a count of 0 may be a
+    suppressed count.
+    """
     counts = (run.site(site).classes or {}).get("test") or ()
-    return sum(map(bool, counts)) == 1
+    return sum(map(bool, counts)) == 1 and not run.step(site, "test")
 
 
 def _secure_aggregation(run: RunResult) -> Iterator[str]:
@@ -205,7 +209,11 @@ def guessing(run: RunResult, site: str) -> float | None:
     if metric != "accuracy":
         return GUESSES.get(metric, run.means.get(site))
     counts = told.get("test") or told.get("train")
-    return max(counts) / sum(counts) if counts and sum(counts) else None
+    if not counts or not sum(counts):
+        return None
+    # a hospital that rounds its scores sends the count 0 for a class with few patients
+    hidden = (MIN_PATIENTS_PER_METRIC - 1) * counts.count(0) if run.step(site) else 0
+    return max(counts) / (sum(counts) + hidden)
 
 
 def _better(run: RunResult) -> float:
@@ -303,8 +311,8 @@ def _guess(run: RunResult) -> str:
 
 def _remedy(run: RunResult) -> str:
     """Name the plan's key for another score, if the task has this key."""
-    known = run.summary.task in TASKS and "score" in TASKS[run.summary.task].model_fields
-    if not known or run.summary.metric != "accuracy":
+    task = run.summary.task
+    if run.summary.metric != "accuracy" or not task or task not in TASKS or "score" not in TASKS[task].model_fields:
         return ""
     score = usual_score(run.summary.labels)
     return f"; with task.score={score}, the {IN_WORDS[score]} selects the round"

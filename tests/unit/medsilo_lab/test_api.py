@@ -43,6 +43,7 @@ import medsilo
 from medsilo import extend
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.text import counted
 from medsilo.extend import Algorithm, Group, Phase
 from medsilo.registry import NETWORKS
 from medsilo.tasks.metrics import BINS
@@ -146,7 +147,8 @@ def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -
     assert [line.round for line in small.history] == [1, 2]
     raw = " untrained" if 0 in summary.selected.rounds.values() else ""
     assert repr(small) == (
-        f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary.mean_test:.3f}{raw}>"
+        f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary.mean_test:.3f}{raw}, "
+        f"{counted(len(small.warnings), 'warning')}>"
     )
     assert small.report(tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
     again = medsilo.Run(str(small.folder))

@@ -207,6 +207,12 @@ def test_a_model_that_does_no_better_than_guessing_is_named_before_its_score(
     _, text, _ = page_at(ranked, marked(tmp_path / "other" / "hospital", 70, ill="0", well="1"), capsys)
     assert "release reaches accuracy 0.14, and always saying the most frequent class 0.50" in text
     assert text.index("Not learned") < text.index('id="results"')
+    release, local = str(ranked / "release"), str(tmp_path / "other" / "hospital")
+    words = ["release", "test", release, "--lead", lead_of(release), "--as", "h", "--settings", local]
+    assert cli.main([*words, "-o", str(tmp_path / "again"), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (warned,) = (line for line in lines if line.startswith("warning, which stays here: Not learned: release reaches"))
+    assert lines.index(warned) < len(lines) - 1 and lines[-1].startswith("may be mailed to the lead")
 
 
 def test_a_second_validation_leaves_nothing_of_the_first(here: Path, capsys: pytest.CaptureFixture) -> None:

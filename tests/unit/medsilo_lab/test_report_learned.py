@@ -197,6 +197,17 @@ def test_an_auroc_of_cases_of_one_class_is_said_to_be_none(tmp_path: Path) -> No
     assert SITES[0] in line and SITES[1] not in line
 
 
+def test_a_class_of_few_patients_does_not_hide_that_a_model_says_the_other_class(tmp_path: Path) -> None:
+    """Each hospital has 44 test patients. It sends no count of the four patients who die, and rounds its score."""
+    one = {"test": {"accuracy": 0.9, "loss": 0.3, "cases": 40}, "classes": {"train": None, "test": [40, 0]}}
+    rounded = one | {"steps": {"test": 0.02}}
+    run = read_all(
+        [save(tmp_path, summary_of("fedavg", "FedAvg", *(dict.fromkeys(SITES, own) for own in (0.9, rounded))))]
+    )
+    [line] = [one.text for one in of_run(run[0]) if one.word == "Not learned"]
+    assert "hardly better than that of always saying the most frequent class (0.91)" in line
+
+
 def test_a_sheet_names_no_other_hospital_in_its_warnings(tmp_path: Path) -> None:
     summary = summary_of("fedavg", "FedAvg", dict.fromkeys(SITES, 0.9))
     raw = summary.changed(selected=summary.selected.changed(rounds=dict.fromkeys(SITES, 0)))

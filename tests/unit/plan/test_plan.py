@@ -336,7 +336,7 @@ def test_the_lead_s_words_are_one_line_each() -> None:
 
 
 def test_every_key_counts_in_the_hash() -> None:
-    plan = make_plan("fedprox", "training.warmup=1", "aggregation.robust={name: median}")
+    plan = make_plan("fedprox", "training.warmup=1", "aggregation.robust={name: median}", "task.score=auroc")
     for name, told in plan.resolved().items():
         section = getattr(plan, name)
         if isinstance(section, BaseModel):

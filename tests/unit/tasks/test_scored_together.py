@@ -118,6 +118,10 @@ def test_a_patients_sway_is_the_fraction_of_the_score_that_the_patient_determine
         assert goal.sway(cases, names) == pytest.approx(min(1.0, most))
     alike = Cases(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), "abcd")
     assert goal.sway(alike, "abcd") == 1
+    three = ScoredTogether(3, metric=metric)
+    none, one = (Cases(torch.zeros(40, 1), torch.tensor([0, 1] * 19 + [0, last]), range(40)) for last in (1, 2))
+    assert three.sway(none, range(40), 5) == pytest.approx(three.sway(one, range(40), 5), abs=0.005)
+    assert three.sway(none, range(40), 5) > 1 / 3 > three.sway(none, range(40))
 
 
 def test_only_a_classification_has_a_score_of_classes() -> None:
