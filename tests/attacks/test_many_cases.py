@@ -45,7 +45,8 @@ def told(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_ke
         )
         monkeypatch.setattr(Listening, "heard", heard := [], raising=False)
         monkeypatch.setattr("medsilo_lab.engines.inprocess.Loop", Listening)
-        settings = make_settings({"device": "cpu", "data": str(images)}, "x")
+        data = {"folder": str(images), "cache_folder": str(images.parent / "cache")}  # each image is decoded once
+        settings = make_settings({"device": "cpu", "data": data}, "x")
         inprocess.run(parse_plan(STUDY, changes), folder=Path(mkdtemp(dir=tmp_path)) / "study", settings=settings)
         return heard
 

@@ -23,8 +23,12 @@ Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slic
 # A network is tested on the CPU only if its number of parameters, times the values of a case, is at most this number.
 # On the CPU, the test of a network takes a fraction of a second and at most 64 MiB of memory.
 LITTLE_WORK = 1 << 34
+MOST_OUTPUTS = 64  # limit on the number of networks whose outputs are remembered
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+# the output of each network that was tried, by the plan's sections from which the network follows
+_OUTPUTS: dict[tuple[Any, ...], tuple[int, ...] | str | None] = {}
 
 
 class Network(Feature):
@@ -167,33 +171,57 @@ class Network(Feature):
         if shape is None:
             return
         alone = plan.training.batch_size == 1
-        try:
-            if alone:  # a batch of one case is tried, because batch norm may be unable to train on it
-                tried(networks["model"].train(), shape, 1)
-            output = tried(networks["model"].eval(), shape)
-        except (RuntimeError, ValueError, IndexError, TypeError):
+        output = _output_of(plan, networks["model"], alone)
+        if output is None:
             yield (
                 f"network.name: {self.name} can't read the inputs of task {task.name}, of shape {list(shape)}; choose "
                 f"another network, its numbers{', training.batch_size' if alone else ''} or task.size"
             )
             return
-        if not isinstance(output, Tensor):
+        if isinstance(output, str):
             yield (
-                f"network.name: {self.name} returns a {type(output).__name__}; write a module around it whose forward "
+                f"network.name: {self.name} returns a {output}; write a module around it whose forward "
                 "returns one tensor, such as its logits"
             )
             return
-        found = tuple(output.shape[1:])
-        if (needed := task.goal.output_of(shape)) != found:
+        if (needed := task.goal.output_of(shape)) != output:
             other = task.default_network()
             yield (
-                f"network.name: {self.name} gives {_in_words(found)}, and task {task.name} needs {_in_words(needed)}; "
+                f"network.name: {self.name} gives {_in_words(output)}, and task {task.name} needs {_in_words(needed)}; "
                 f"choose another network, for example {getattr(other, 'name', other)}"
             )
 
 
 def parameters_of(networks: Mapping[str, nn.Module]) -> int:
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
+
+
+def _output_of(plan: Any, model: nn.Module, alone: bool) -> tuple[int, ...] | str | None:
+    """Return the shape of a network's output for one case of the plan's task, or the name of the output's type if the
+    output is no tensor, or None if the network can't read the case.
+
+    A command reads and changes a plan several times, so a network that was already tried is not tried again.
+
+    Args:
+        alone: Whether to try a batch of one case, too, because batch norm may be unable to train on it.
+    """
+    sections = (plan.network, plan.algorithm, plan.task, plan.participation)
+    known = (alone, *((type(section), section.model_dump_json()) for section in sections))
+    if known not in _OUTPUTS:
+        if len(_OUTPUTS) >= MOST_OUTPUTS:
+            _OUTPUTS.clear()
+        _OUTPUTS[known] = _tried_output(model, plan.task.shape, alone)
+    return _OUTPUTS[known]
+
+
+def _tried_output(model: nn.Module, shape: Sequence[int], alone: bool) -> tuple[int, ...] | str | None:
+    try:
+        if alone:
+            tried(model.train(), shape, 1)
+        output = tried(model.eval(), shape)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+    return tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Self
@@ -123,8 +123,7 @@ class JobCode:
         packages.
         """
         wanted = {name for name in self.imports - sys.stdlib_module_names - {*DECISIVE} if not is_ours(name)}
-        # this call is slow, because it reads a file of every installed package
-        known = packages_distributions() if wanted else {}
+        known = _distributions(_places()) if wanted else {}
         packages = {canonical(own) for name in wanted for own in known.get(name, ())} | {*DECISIVE}
         versions = {"python": platform.python_version(), **dict.fromkeys(wanted - known.keys(), ABSENT)}
         versions |= {name: _version(name) for name in packages}
@@ -243,6 +242,21 @@ def _hash_of(path: Path) -> str:
 def _parted(several: str) -> list[str]:
     """Return the names of the modules in an import statement."""
     return [one.strip() for one in several.split(",") if one.strip()]
+
+
+def _places() -> tuple[tuple[str, int], ...]:
+    """Return the folders with installed packages, each with the time at which a package was last added or removed."""
+    return tuple((str(place), place.stat().st_mtime_ns) for place in map(Path, sys.path) if place.is_dir())
+
+
+@lru_cache(maxsize=1)
+def _distributions(places: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
+    """Map each top-level module to the installed packages that contain the module.
+
+    The search takes a second, because it reads a file of every installed package. The result is used again until a
+    package is added or removed.
+    """
+    return packages_distributions()
 
 
 def _version(name: str) -> str:

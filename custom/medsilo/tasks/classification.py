@@ -63,6 +63,11 @@ class Classification(Objective):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(self.scores(output), target)
 
+    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        if type(self).loss is not Classification.loss:  # a subclass with another loss
+            return super().case_losses(output, target)
+        return functional.cross_entropy(self.scores(output), target, reduction="none")
+
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return (self.scores(output).argmax(1) == target).float()
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,6 +116,7 @@ class _Walk:
 # The readers of SimpleITK that medsilo uses. Readers of SimpleITK that are not in this list (HDF5, Stimulate) open
 # files that a header names.
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
+PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of PNG files, which SimpleITK recognises by these bytes alone
 HEAD = 1 << 20  # largest number of bytes in a text header
 LONGEST = 400  # largest number of characters in a line of a text header
 # Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant,
@@ -141,7 +143,7 @@ def open_reader(path: Path) -> Any:
     if dicom:
         check_dicom(path)
     _check_tiff(path)
-    kind = SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path))
+    kind = _kind_of(path)
     if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
         raise DataError(DAMAGED, str(path))
     values = path
@@ -153,9 +155,30 @@ def open_reader(path: Path) -> Any:
     reader.SetImageIO(kind)
     reader.SetFileName(str(path))
     reader.ReadImageInformation()
-    one = SimpleITK.Image([1, 1], reader.GetPixelID(), reader.GetNumberOfComponents())
-    check_size(reader.GetSize(), SimpleITK.GetArrayViewFromImage(one).nbytes, values)
+    check_size(reader.GetSize(), _bytes_of(reader.GetPixelID(), reader.GetNumberOfComponents()), values)
     return reader
+
+
+def _kind_of(path: Path) -> str:
+    """Return the name of SimpleITK's reader for a file.
+
+    SimpleITK would open a file once for each of its readers, which takes a fifth of the time in which a small
+    photograph is read.
+    """
+    import SimpleITK
+
+    with path.open("rb") as file:
+        if file.read(len(PNG)) == PNG:
+            return "PNGImageIO"
+    return str(SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path)))
+
+
+@cache
+def _bytes_of(pixel: int, components: int) -> int:
+    """Return the number of bytes of one pixel or voxel."""
+    import SimpleITK
+
+    return int(SimpleITK.GetArrayViewFromImage(SimpleITK.Image([1, 1], pixel, components)).nbytes)
 
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:

@@ -40,6 +40,11 @@ class Regression(Objective):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return functional.mse_loss(output[:, 0], self.shares_of(target))
 
+    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        if type(self).loss is not Regression.loss:  # a subclass with another loss
+            return super().case_losses(output, target)
+        return functional.mse_loss(output[:, 0], self.shares_of(target), reduction="none")
+
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return 1 - (output[:, 0].clamp(0, 1) - self.shares_of(target)).abs()
 

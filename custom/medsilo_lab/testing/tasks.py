@@ -73,8 +73,15 @@ class TaskTester:
 
     def read(self, settings: SiteSettings, *changes: str, site: str = SITES[0]) -> SiteData:
         """Read the data of a hospital as a study reads them."""
-        plan = self.plan(*changes)
+        plan = self._plan_once(*changes)
         return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
+
+    def _plan_once(self, *changes: str) -> Plan:
+        """Return a plan that a test may use many times; a plan takes longer to check than a small data set to read."""
+        known: dict[tuple[str, ...], Plan] = vars(self).setdefault("_plans", {})
+        if changes not in known:
+            known[changes] = self.plan(*changes)
+        return known[changes]
 
     # ------------------------------------------------------------------ the tests
     def test_its_plan_is_the_same_when_it_was_written(self, tmp_path: Path) -> None:
@@ -95,7 +102,7 @@ class TaskTester:
     def test_no_patient_is_in_two_parts(self, tmp_path: Path) -> None:
         settings = self.settings(tmp_path)
         for changes in ((), ("seed=1",)):
-            if self.plan(*changes).task.mixes_patients:
+            if self._plan_once(*changes).task.mixes_patients:
                 raise SkipTest("the task allows the cases of a patient in several parts")
             parts = [set(patients_of(getattr(self.read(settings, *changes), part))) for part in PARTS]
             assert sum(map(len, parts)) == len(set().union(*parts)), "a patient is in two parts"

@@ -42,7 +42,7 @@ ASKED = ["--target", "outcome", *BY]
 STUDY: dict[str, Any] = {
     "algorithm": {"name": "fedavg"},
     "task": {"name": "table", "labels": ["no", "yes"], "target": "outcome", "columns": [{"name": "marker"}]},
-    "training": {"rounds": 15, "learning_rate": 0.3},
+    "training": {"rounds": 15, "learning_rate": 0.6, "batch_size": 32},
     "participation": {"sites": SITES},
 }
 

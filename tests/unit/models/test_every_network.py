@@ -19,7 +19,7 @@ class TestUnet(NetworkTester):
 
 
 class TestBasicUnet(NetworkTester):
-    network, task = {"name": "basic-unet"}, {**PROSTATE, "size": 32}
+    network, task = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}, {**PROSTATE, "size": 32}
 
 
 class TestSmallCnn(NetworkTester):

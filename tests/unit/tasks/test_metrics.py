@@ -5,9 +5,12 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.decisions import area_under_curve
 from medsilo.tasks.measuring import chances
 from medsilo.tasks.metrics import BINS, added, by_patient, means
+from medsilo.tasks.objective import Objective
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.site_data import patients_of
 from medsilo.tasks.synthetic.activity import SyntheticActivity
@@ -16,6 +19,13 @@ from tests.conftest import make_plan
 
 NAN = float("nan")
 ACTIVITY = SyntheticActivity().goal
+
+
+class Doubled(Classification):
+    """A plug-in's objective that changes only the loss of a batch."""
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 2 * super().loss(output, target)
 
 
 def double(*values: float) -> torch.Tensor:
@@ -185,3 +195,15 @@ def test_a_case_without_a_known_patient_is_its_own() -> None:
     pair = torch.utils.data.ConcatDataset([data.test, data.test])
     assert patients_of(pair) == [*data.test.patients, *data.test.patients]
     assert patients_of(torch.utils.data.TensorDataset(torch.zeros(3, 1))) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "goal", [Classification(2), Classification(9), Classification(2, outputs=1), Regression((-3.0, 7.0)), Doubled(3)]
+)
+def test_the_losses_of_a_batch_are_those_of_each_case_alone(goal: Objective) -> None:
+    """The losses have the same bits, so that results do not depend on how cases are batched."""
+    for scale in (1.0, 1e4):
+        output = scale * torch.randn(257, goal.outputs)
+        target = torch.randint(0, goal.classes, (257,)) if goal.classes else torch.randn(257)
+        alone = torch.stack([goal.loss(output[case : case + 1], target[case : case + 1]) for case in range(257)])
+        assert torch.equal(goal.case_losses(output, target), alone)
