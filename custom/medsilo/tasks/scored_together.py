@@ -142,10 +142,16 @@ class Classifying(Task):
 
 @cache
 def classification(labels: tuple[str, ...], score: Deciding = ACCURACY, outputs: int | None = None) -> Classification:
-    """Return the classification whose metric is `score`. Calls with equal arguments return the same object.
+    """Return the classification with a given metric. Calls with equal arguments return the same object.
+
+    >>> classification(("well", "ill"), "auroc").metric
+    'auroc'
 
     Args:
-        outputs: The number of logits, which is 1 if a single logit distinguishes two classes.
+        labels: the names of the classes
+        score: the metric: "accuracy", "auroc" or "balanced_accuracy"
+        outputs: the number of logits, which is 1 if a single logit distinguishes two classes; by default, the number of
+            classes
     """
     return Classification(labels, outputs) if score == ACCURACY else ScoredTogether(labels, outputs, score)
 
