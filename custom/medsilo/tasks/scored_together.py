@@ -112,6 +112,7 @@ class Classifying(Task):
     A task's objective is `classification(labels, self.score)`. A task of this class may also have other objectives; a
     plan with another objective must leave out the key `score`.
 
+    >>> from typing import ClassVar
     >>> class Gait(Classifying):
     ...     channels: ClassVar = 3
     ...     @property
