@@ -27,7 +27,7 @@ from medsilo_lab import testing
 PLACES = (medsilo, extend, extend_lab)
 # further names that plug-ins often use
 USUAL = {
-    extend_methods: ("Aggregator", "FedAvg", "at_most", "names_of_last_layers", "network", "pull_back", "seed_for"),
+    extend_methods: ("Aggregator", "FedAvg", "network", "pull_back", "seed_for"),
     testing: ("MethodTester", "NetworkTester", "TaskTester"),
 }
 NAMES = [f"{place.__name__}.{name}" for place in PLACES for name in place.__all__ if name != "__version__"]
