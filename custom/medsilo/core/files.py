@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # importing torch takes 1.5 seconds, and many commands don't 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
 UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors of file systems that can't sync folders
 MOST_IN_TREE = 20_000  # largest number of files and folders that `check_tree` allows
-# Only the present user account may read files that medsilo writes, because the files may be about patients.
+# rights of new files, which may be about patients
 FOLDER, FILE = 0o700, 0o600
 
 
@@ -208,8 +208,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON metadata to one safetensors file, atomically.
 
-    The function reads memory-mapped tensors one after another, whereas the library safetensors would need all tensors
-    in memory at once.
+    Memory-mapped tensors are read one after another, so that memory never holds all tensors at once.
 
     Args:
         path: the file, which is replaced if it exists

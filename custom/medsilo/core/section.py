@@ -45,10 +45,7 @@ class Section(BaseModel):
 
     @classmethod
     def received(cls, values: Any) -> Self:
-        """Return a section with validated values that another party sent. Raises Refused for invalid values.
-
-        A value whose type is only similar to the declared type, such as the text "3" for an integer, is invalid.
-        """
+        """Return a section with validated values that another party sent. Raises Refused for invalid values."""
         # If a class sets `strict` itself, some of its fields convert values of a similar type to the declared type.
         strict = None if "strict" in cls.model_config else True
         try:

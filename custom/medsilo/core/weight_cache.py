@@ -64,7 +64,7 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
         folder: the folder
         most: limit on the bytes of all files in the folder; the oldest files are removed to keep within this limit
     """
-    # imported here, and not at the top, because the import is slow, and most users of this module don't need it
+    # a slow import that most users of this module don't need
     from medsilo.core.files import write_bytes
 
     if hashlib.sha256(content).hexdigest() != sha256:

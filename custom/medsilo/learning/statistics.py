@@ -227,12 +227,11 @@ def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> 
     """Set each batch norm's running statistics to the statistics of its inputs over all cases (AdaBN, Li et al. 2017).
 
     The running statistics become those that the network would have if it had trained, without dropout, on a single
-    batch with all cases. The function makes one pass over the data for each batch norm. Raises Refused if the data have
-    fewer than two cases.
+    batch with all cases. Raises Refused if the data have fewer than two cases.
 
     Args:
         model: the network, which is changed in place
-        data: a function that returns an iterator over batches of inputs
+        data: a function that returns an iterator over batches of inputs, and is called for each batch norm
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

@@ -155,8 +155,7 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """Return the output of a network that uses the given weights for this call.
 
-    In nnU-Net's networks, a layer's weight may have two names. PyTorch does not restore a weight that was replaced
-    under two names, so the function replaces each weight under one name only.
+    A weight with two names, as in nnU-Net, is replaced under one name only; otherwise PyTorch does not restore it.
 
     Args:
         model: the network
@@ -177,7 +176,7 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
     """Within the context, freeze all parameters except the parameters with the given names.
 
-    A frozen parameter stays unchanged: momentum and weight decay do not change it either.
+    Momentum and weight decay do not change frozen parameters either.
 
     Args:
         module: the network

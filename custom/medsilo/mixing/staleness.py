@@ -96,9 +96,6 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
     """Normalise the weights, and cap each normalised weight. If all weights are zero, all sites get equal normalised
     weights.
 
-    >>> at_most({"a": 8, "b": 1, "c": 1}, 0.5)
-    {'a': 0.5, 'b': 0.25, 'c': 0.25}
-
     Args:
         weights: the weight of each site
         largest: limit on a normalised weight

@@ -172,7 +172,7 @@ class Algorithm(Section):
 
         Args:
             plan: the whole plan, a `medsilo.Plan`
-            networks: the method's networks by name, on PyTorch's meta device
+            networks: the method's networks, on PyTorch's meta device
         """
         if plan.protocol != "default" and plan.protocol not in self.protocols:
             told = " or ".join(["default", *self.protocols])

@@ -182,8 +182,7 @@ def places_of(tensors: Iterable[Tensor]) -> set[int]:
     return {tensor.data_ptr() for tensor in tensors}
 
 
-# A function that returns the only site that trains in a round, given the round's index, the sorted training sites, and
-# the plan's seed.
+# A function that returns the only site that trains in a round; `Phase.trains_at` describes its arguments.
 Turn = Callable[[int, Sequence[str], int], str]
 
 

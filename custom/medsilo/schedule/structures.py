@@ -73,9 +73,6 @@ def _along(numbers: Tensor, axis: int, shape: torch.Size) -> Tensor:
 def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
     """Return the names of the parameters of a network's last layers.
 
-    >>> names_of_last_layers(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), 1)
-    ['1.weight', '1.bias']
-
     Args:
         module: the network
         count: the number of layers; layers without parameters are not counted

@@ -75,7 +75,11 @@ class Objective(ABC):
         return float(scores.mean())
 
     def scored(self, output: Tensor, target: Tensor) -> Measures:
-        """For every case in a batch, return the measures from which `over_all` computes the metric."""
+        """For every case in a batch, return the measures from which `over_all` computes the metric.
+
+        Args:
+            output, target: as for `loss`
+        """
         return {self.metric: self.case_scores(output, target)}
 
     def over_all(self, measures: Measures) -> Measures:

@@ -116,6 +116,7 @@ class Classifying(Task):
     A task's objective is `classification(labels, self.score)`. A task of this class may also have other objectives; a
     plan with another objective must leave out the key `score`.
 
+    >>> from typing import ClassVar
     >>> class Gait(Classifying):
     ...     channels: ClassVar = 3
     ...     @property
@@ -146,10 +147,16 @@ class Classifying(Task):
 
 @cache
 def classification(labels: tuple[str, ...], score: Deciding = ACCURACY, outputs: int | None = None) -> Classification:
-    """Return the classification whose metric is `score`. Calls with equal arguments return the same object.
+    """Return the classification with a given metric. Calls with equal arguments return the same object.
+
+    >>> classification(("well", "ill"), "auroc").metric
+    'auroc'
 
     Args:
-        outputs: The number of logits, which is 1 if a single logit distinguishes two classes.
+        labels: the names of the classes
+        score: the metric: "accuracy", "auroc" or "balanced_accuracy"
+        outputs: the number of logits, which is 1 if a single logit distinguishes two classes; by default, the number of
+            classes
     """
     return Classification(labels, outputs) if score == ACCURACY else ScoredTogether(labels, outputs, score)
 

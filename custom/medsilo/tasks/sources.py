@@ -40,8 +40,7 @@ OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
 # A function that assigns every patient to training, validation or test. The function's argument contains the patients
 # who are already assigned.
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
-# A function that returns the part of each patient: training, validation or test. Its arguments: the patients, a
-# function that assigns new patients, and whether new assignments may be recorded.
+# A function with the arguments and the result of `DataSource.parts`.
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 

@@ -210,8 +210,8 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     """Distribute samples to sites; for each class, the sites' proportions are sampled from Dirichlet(alpha) (Yurochkin
     et al. 2019).
 
-    If a site gets too few samples, the sites' proportions are sampled again. If all attempts give a site too few
-    samples, random samples of the best attempt move from the largest sites to the smallest sites.
+    If a site gets too few samples, the proportions are sampled again. If all attempts fail, random samples of the best
+    attempt move from the largest sites to the smallest sites.
 
     Args:
         labels: the class of each sample, [n] integers

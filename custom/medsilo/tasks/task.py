@@ -261,7 +261,7 @@ class Task(Section):
         """Return the network's output for whole cases, in the form that evaluation and prediction need.
 
         Args:
-            network: the network, or a function with the same inputs and outputs
+            network: the network
             inputs: a batch of cases
         """
         return network(inputs)
