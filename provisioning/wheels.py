@@ -33,7 +33,8 @@ OF_LAB = (
     *("reference/keys/aggregation", "reference/keys/method", "reference/keys/network", "reference/run-folder"),
     *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
     *("start/data-set", "start/dicom", "trust/secure-aggregation", "trust/threat-model"),
-    *("research/own-script", "research/python", "research/reproduce", "research/weights", "research/which-method"),
+    *("research/nnunet", "research/own-script", "research/python", "research/reproduce", "research/weights"),
+    "research/which-method",
     *("start/tutorial", "study/consortium", "study/reading", "trust/reliability"),
 )
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
