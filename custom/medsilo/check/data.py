@@ -20,7 +20,7 @@ SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
 SMALL = 10  # for fewer patients than this number, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
-COARSE = 0.1  # with a wider rounding step, a score cannot tell two models apart
+COARSE = 0.1  # with a wider rounding step, a score does not show which of two models is better
 FREQUENT = "; the score leaves with task.score=accuracy, which hides a rare class"
 FINER = {AUROC: "; task.score=balanced_accuracy has steps half as wide"}
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
@@ -68,9 +68,7 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
 
 
 def score_findings(data: SiteData, plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
-    """Warn if a class has so few patients that the hospital suppresses the plan's score, or rounds the score too
-    coarsely to tell two models apart.
-    """
+    """Warn if a class has few patients, so that the hospital suppresses the plan's score, or rounds it coarsely."""
     goal, synthetic = plan.task.goal, plan.task.synthetic
     least = settings.least(synthetic)
     for part in SCORED:

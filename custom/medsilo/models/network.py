@@ -197,13 +197,13 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
 
 
 def _output_of(plan: Any, model: nn.Module, alone: bool) -> tuple[int, ...] | str | None:
-    """Return the shape of a network's output for one case of the plan's task, or the name of the output's type if the
-    output is no tensor, or None if the network can't read the case.
+    """Return the shape of a network's output for one case of the plan's task. If the output is no tensor, return the
+    name of the output's type; if the network can't read the case, return None.
 
     A command reads and changes a plan several times, so a network that was already tried is not tried again.
 
     Args:
-        alone: Whether to try a batch of one case, too, because batch norm may be unable to train on it.
+        alone: whether to try a batch of one case, too, because batch norm may be unable to train on it
     """
     sections = (plan.network, plan.algorithm, plan.task, plan.participation)
     known = (alone, *((type(section), section.model_dump_json()) for section in sections))

@@ -1,5 +1,5 @@
-"""Define classifications whose metric is not a mean over cases, the AUROC and the balanced accuracy, and the plan's key
-that chooses between these metrics and the accuracy.
+"""Define classifications whose metric is not a mean over cases: the AUROC, and the balanced accuracy. A key of the plan
+chooses between these metrics and the accuracy.
 """
 
 from collections.abc import Sequence
@@ -162,8 +162,8 @@ def classification(labels: tuple[str, ...], score: Deciding = ACCURACY, outputs:
 
 
 def usual_score(labels: Sequence[str]) -> Deciding:
-    """Return the usual score of the field, which does not hide a rare class: for two classes the AUROC, and for more
-    classes the balanced accuracy.
+    """Return the usual score, which does not hide a rare class. Two classes usually have the AUROC as their score, and
+    more classes have the balanced accuracy.
     """
     return AUROC if len(labels) == 2 else BALANCED
 
