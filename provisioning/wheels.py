@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -33,9 +34,8 @@ OF_LAB = (
     *("reference/keys/aggregation", "reference/keys/method", "reference/keys/network", "reference/run-folder"),
     *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
     *("start/data-set", "start/dicom", "trust/secure-aggregation", "trust/threat-model"),
-    *("research/nnunet", "research/own-script", "research/python", "research/reproduce", "research/weights"),
-    "research/which-method",
-    *("start/tutorial", "study/consortium", "study/reading", "trust/reliability"),
+    *("research/own-script", "research/python", "research/reproduce", "research/weights", "research/which-method"),
+    *("start/taking-part", "start/tutorial", "study/consortium", "study/reading", "trust/reliability"),
 )
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
@@ -67,6 +67,16 @@ def build(source: Path, dist: Path) -> None:
             (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version)), "utf-8")
             command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist.absolute(), place]
             subprocess.run([sys.executable, "-m", "pip", *map(str, command)], check=True)
+            shrink(next(dist.glob(f"{'medsilo_lab' if lab else 'medsilo'}-{version}-*.whl")))
+
+
+def shrink(wheel: Path) -> None:
+    """Compress a wheel's files as well as zip can. setuptools compresses them faster, and less well."""
+    with zipfile.ZipFile(wheel) as old:
+        files = [(info, old.read(info)) for info in old.infolist()]
+    with zipfile.ZipFile(wheel, "w") as new:
+        for info, content in files:
+            new.writestr(info, content, zipfile.ZIP_DEFLATED, 9)
 
 
 def write_pages(source: Path, folder: Path, lab: bool) -> None:
