@@ -25,7 +25,7 @@ from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from nvflare.fuel.f3.cellnet.cell import Adapter, Cell, SimpleWaiter
+from nvflare.fuel.f3.cellnet.cell import Cell, SimpleWaiter
 from nvflare.fuel.f3.cellnet.core_cell import CellAgent
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
