@@ -52,7 +52,8 @@ ENDED = (
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
 FULL = "the training script ended on a full disk, so this process ends; both are started again once there is room"
-FULL_BELOW = 1 << 20  # with fewer free bytes, the disk counts as full
+LEAST_ROOM = 1 << 20  # the disk counts as full if it can't hold two models and this number of bytes
+UNANSWERED = (ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED)  # NVFlare's codes if a script sent no answer
 # objects that limit the messages of this process; the list is empty until `guard` is called
 _gates: list[Gate] = []
 
@@ -92,9 +93,10 @@ class ScriptProcess(ConvertToFedEvent):
             self._logged = 0
         elif event_type == EventType.AFTER_TASK_EXECUTION and not self._told:
             answer: Shareable = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            if answer.get_return_code() in UNANSWERED:
+                self._end_with_script(fl_ctx)
             self._told = answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
             if self._told:
-                self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
         # NVFlare fires FATAL_SYSTEM_ERROR if the script ended without sending its answer
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
@@ -110,7 +112,8 @@ class ScriptProcess(ConvertToFedEvent):
         if not kit_of(fl_ctx):
             return
         why = f"{KILLED} (signal {self._killed})" if self._killed else ""
-        if free_disk(file_of_job(fl_ctx, paths.PLAN)) < FULL_BELOW:
+        written = file_of_job(fl_ctx, paths.PLAN)
+        if free_disk(written) < LEAST_ROOM + 2 * sum(load_plan(written).network.files.values()):
             why = FULL
         if why:
             LOG.error(why)
