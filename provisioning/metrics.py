@@ -51,7 +51,7 @@ from medsilo.runs.ends import study_state
 from medsilo.runs.event_reading import columns_of
 from medsilo.runs.progress import read_now
 from medsilo.runs.reading import read_summary
-from medsilo.runs.rounds import Round, Turns
+from medsilo.runs.rounds import RequestStatus, Round
 from medsilo.site.ledger import ledgers
 from medsilo_lab.consortium.incidents import Incidents, Message, News, news_of
 from medsilo_page.watching import studies
@@ -304,7 +304,7 @@ def _read_rounds(run: Path) -> list[Round]:
     return rounds
 
 
-def _heard(run: Path, rounds: list[Round], turns: Turns | None) -> Iterator[tuple[str, float]]:
+def _heard(run: Path, rounds: list[Round], turns: RequestStatus | None) -> Iterator[tuple[str, float]]:
     """Yield each site in a running study, with the time of the site's last message."""
     at = (run / paths.ROUNDS).stat().st_mtime if rounds else 0.0
     heard: dict[str, float] = {}
@@ -325,7 +325,7 @@ def _of_run(run: Path, lines: str, last: Mapping[str, tuple[str, bool]]) -> Iter
     yield "studies", own | {"state": state}, 1
     yield "changed_timestamp_seconds", own, _changed(run)
     yield from kept(_of_rounds, run, run / paths.ROUNDS)
-    for site, at in _heard(run, rounds, read_now(Turns, run)) if state == "running" else ():
+    for site, at in _heard(run, rounds, read_now(RequestStatus, run)) if state == "running" else ():
         yield "site_heard_timestamp_seconds", own | {"site": site}, at
 
 

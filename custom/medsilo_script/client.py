@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from medsilo.airlock.room import OUTPUT
 from medsilo.core import model_folders
-from medsilo.core.errors import Lacks, MedsiloError
+from medsilo.core.errors import MedsiloError, WeightsMissing
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare import room_client, script_process
 from medsilo.flare.script_wire import flat
@@ -208,7 +208,7 @@ def is_running(ctx: Any = None) -> bool:
         script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
-        except Lacks:  # the server answers the key LACKS by sending the initial weights
+        except WeightsMissing:  # the server answers the key LACKS by sending the initial weights
             flare.send(flare.FLModel(params={}, meta={LACKS: True}))
             continue
         if answer is None:

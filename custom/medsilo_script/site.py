@@ -131,7 +131,7 @@ class ScriptSite:
     def ask(self, message: StudyMessage) -> StudyMessage | None:
         """Answer a request, or return None if the script must train before the answer.
 
-        Raise `Lacks` if the initial weights are missing.
+        Raise `WeightsMissing` if the initial weights are missing.
         """
         asked = self.asked = Request.received(message.facts)
         if not is_safe_name(asked.study):  # a folder is named after the study, so the name must be safe

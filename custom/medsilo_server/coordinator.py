@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Passing, Refused, reading
+from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused, TemporaryRefusal, reading
 from medsilo.core.tensors import Groups
 from medsilo.exchange.acceptance import Acceptance
 from medsilo.exchange.channel import Missing, Transport
@@ -136,7 +136,7 @@ class Coordinator:
             self._finish()
             reason, passing = None, False
         except MedsiloError as error:
-            reason, passing = str(error), isinstance(error, Passing | Aborted)
+            reason, passing = str(error), isinstance(error, TemporaryRefusal | Aborted)
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {SEE_LOG}"

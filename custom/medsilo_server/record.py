@@ -31,7 +31,7 @@ from medsilo.core.files import (
 from medsilo.runs import paths
 from medsilo.runs.provenance import write_provenance
 from medsilo.runs.reading import read_rounds, read_summary
-from medsilo.runs.rounds import Round, Turns
+from medsilo.runs.rounds import RequestStatus, Round
 from medsilo.runs.schema import Summary
 
 if TYPE_CHECKING:  # these modules import PyTorch; without PyTorch, the server's parent process starts in half the time
@@ -172,7 +172,7 @@ class Record:
         """
         return read_rounds(self.folder, growing=True)
 
-    def tell_now(self, turns: Turns | None) -> None:
+    def tell_now(self, turns: RequestStatus | None) -> None:
         """Write the state of the current request into a file for status displays on this machine. After the end of the
         study, there is no current request, and the file is deleted.
         """

@@ -14,10 +14,10 @@ from medsilo.core.tensors import Groups
 from medsilo.exchange.acceptance import Acceptance
 from medsilo.exchange.channel import Channel, Missing, Outgoing, Receive
 from medsilo.runs.messages import Joined, Request, SiteAnswer, StudyMessage, Task
-from medsilo.runs.rounds import SiteTurn, Turns
+from medsilo.runs.rounds import RequestStatus, SiteTurn
 from medsilo.schedule.participation import Participation
 
-Notify = Callable[[Turns | None], None]
+Notify = Callable[[RequestStatus | None], None]
 RETRY_PAUSE = 5.0
 
 
@@ -183,7 +183,7 @@ class ByteCounter:
             self._what, self._asked, self._answered = ("", 0), {}, {}
             self._tell(None)
 
-    def now(self) -> Turns | None:
+    def now(self) -> RequestStatus | None:
         with self._changing:
             return self._turns() if self._what[0] else None
 
@@ -192,13 +192,13 @@ class ByteCounter:
             self._tell(self._turns())
             self._told = self._clock()
 
-    def _turns(self) -> Turns:
+    def _turns(self) -> RequestStatus:
         now = self._clock()
         sites = {
             site: SiteTurn(asked=None if since is None else now - since, answered=self._answered.get(site))
             for site, since in self._asked.items()
         }
-        return Turns(task=self._what[0], round=self._what[1], at=time.time(), sites=sites)
+        return RequestStatus(task=self._what[0], round=self._what[1], at=time.time(), sites=sites)
 
 
 class RequestScheduler:

@@ -12,7 +12,7 @@ import pytest
 from medsilo import cli
 from medsilo.runs import event_reading
 from medsilo.runs.progress import read_now
-from medsilo.runs.rounds import Turns
+from medsilo.runs.rounds import RequestStatus
 from medsilo_lab.consortium import lead
 from medsilo_lab.consortium.incidents import GATHER, SETTLED
 from medsilo_lab.jobs import write_job
@@ -181,7 +181,7 @@ def test_a_process_that_died_at_a_hospital_is_told_at_the_server(
             return [columns[2] for columns in lines if columns[3] == B and columns[2] != "slow"]
 
         def asks() -> int:
-            turns = read_now(Turns, record.folder)
+            turns = read_now(RequestStatus, record.folder)
             return turns.round if turns and turns.task == "round" else 0
 
         # The process must die during a round, so the test stops the process until the study waits for an answer, and

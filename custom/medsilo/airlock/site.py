@@ -22,7 +22,7 @@ from medsilo.airlock.group import Group
 from medsilo.airlock.room import APP, CODE, KEPT, WORK, Room, Script, ability
 from medsilo.airlock.wire import CHUNK, MAY_KEEP, End, Head
 from medsilo.core import weight_cache
-from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
+from medsilo.core.errors import Aborted, MedsiloError, ProcessDied, Refused, WeightsMissing
 from medsilo.core.files import make_folder, replacing
 from medsilo.core.parent_watch import most_held
 from medsilo.federation.protection import budget_of
@@ -87,7 +87,7 @@ class RoomSite:
             self.end.send("ask", message.groups, facts=message.facts)
             head = self._listen()
             if head.kind == "lacks":
-                raise Lacks(LACKING)
+                raise WeightsMissing(LACKING)
             self.border.check_forms(asked, head.tensors)
             groups = self.end.tensors(head.tensors)
             measured = {
@@ -95,9 +95,8 @@ class RoomSite:
                 "memory": float(max(self.most, most_held()) // MiB * MiB),
             }
             return self.border.answer(asked, message.groups, head.facts, groups, **measured)
-        except Lacks:
-            # Charge the query budget: the error Lacks discloses that a file of weights is missing, and when the script
-            # noticed it.
+        except WeightsMissing:
+            # Charge the query budget: the error discloses that a file of weights is missing, and when this was noticed.
             self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:
@@ -262,7 +261,7 @@ class RoomSite:
             return self._taken_over()
         what = f"{PRINTED}, beside that hospital's results, says why"
         if code is None or code < 0 or code >= 128:
-            return Died(f"{self.what} was killed; {what}, or its memory ran out")
+            return ProcessDied(f"{self.what} was killed; {what}, or its memory ran out")
         return Refused(f"{self.what} ended before its answer; {what}")
 
     def close(self, grace: float = GRACE) -> None:

@@ -21,7 +21,7 @@ from medsilo.airlock.border import HELD_BITS, Border, HeldBack
 from medsilo.airlock.room import OUTPUT, ability
 from medsilo.airlock.site import Denied, RoomSite
 from medsilo.airlock.wire import MAY_KEEP, Head
-from medsilo.core.errors import Died, MedsiloError, Passing, Refused
+from medsilo.core.errors import MedsiloError, ProcessDied, Refused, TemporaryRefusal
 from medsilo.core.section import Section
 from medsilo.federation.permission import is_canary
 from medsilo.federation.script_bits import ALL, Narrowing, parts_in
@@ -171,11 +171,11 @@ class StudyRoom(RoomSite):
         return head
 
 
-class TrainingWaits(Denied, Passing):
+class TrainingWaits(Denied, TemporaryRefusal):
     """Training failed, but another attempt may succeed."""
 
 
-class TrainingDied(Denied, Died):
+class TrainingDied(Denied, ProcessDied):
     """Training failed in an isolated process, and a new isolated process will continue the training."""
 
 

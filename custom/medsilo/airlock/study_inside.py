@@ -13,7 +13,7 @@ from medsilo.airlock.room import APP, WORK
 from medsilo.airlock.study import KEEPS
 from medsilo.airlock.wire import End
 from medsilo.core import model_folders
-from medsilo.core.errors import Died, MedsiloError
+from medsilo.core.errors import MedsiloError, ProcessDied
 from medsilo.federation.refusals import details, is_out_of_memory, passes, public_reason
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.federation.site_stack import training_site
@@ -86,7 +86,7 @@ def main() -> None:
         except Exception as error:
             text = f"{public_reason(error)}\n{details(error)}"
             print(text, file=sys.stderr, flush=True)
-            died = isinstance(error, Died) or is_out_of_memory(error)
+            died = isinstance(error, ProcessDied) or is_out_of_memory(error)
             end.send("failed", facts={"text": text[:1_000_000], "passes": passes(error), "died": died})
             continue
         end.send("answer", reply.groups, facts=reply.facts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from medsilo.core.errors import MedsiloError, Unfit
+from medsilo.core.errors import MedsiloError, UnfitData
 from medsilo.core.files import write_text
 from medsilo.core.text import counted
 
@@ -168,7 +168,7 @@ def guarded(where: str, report: Report) -> Iterator[None]:
         yield
     except MedsiloError as error:
         # unlike the lead, the hospital may read the error's cause
-        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error
+        why = error.__cause__ if isinstance(error.__cause__, UnfitData) else error
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())

@@ -77,7 +77,7 @@ class DataError(MedsiloError):
     """
 
 
-class Unfit(DataError):
+class UnfitData(DataError):
     """A site's cases do not fit the plan.
 
     The details of the error stay at the site. If details of errors left the site, a lead could choose plans whose
@@ -95,21 +95,21 @@ class Refused(MedsiloError):
     """
 
 
-class Passing(Refused):
+class TemporaryRefusal(Refused):
     """A rejection for a temporary reason; a repeated request may succeed later."""
 
 
-class NoRoom(Passing):
+class NoRoom(TemporaryRefusal):
     """A disk is full."""
 
 
-class Died(Passing):
+class ProcessDied(TemporaryRefusal):
     """The training process died during a request. A new training process has started after the old training process
     died, so the sender may repeat the request.
     """
 
 
-class Lacks(Refused):
+class WeightsMissing(Refused):
     """A site lacks a file of initial weights that the study needs. If a site raises this error, the server sends the
     missing file to the site.
     """

@@ -21,7 +21,7 @@ from medsilo.learning.loop import as_scored
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import MessageFacts
-from medsilo.schedule.outcome import Outcome, Part, ServerEnd, SiteEnd
+from medsilo.schedule.outcome import Outcome, Part, ServerEnd, SiteOutcome
 from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.tasks.task import check_absent
 
@@ -109,7 +109,7 @@ class SuperModelOutcome(Outcome):
         ]
 
     # ------------------------------------------------------------------ at a site
-    def take(self, end: SiteEnd, told: Facts) -> Facts:
+    def take(self, end: SiteOutcome, told: Facts) -> Facts:
         """Assemble the super model from the delivered models, and disclose the super model's scores on the validation
         cases.
         """
@@ -126,7 +126,7 @@ class SuperModelOutcome(Outcome):
             return {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
-    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+    def tested(self, end: SiteOutcome, model: nn.Module, told: Facts) -> nn.Module:
         """Return the site's super model, set to the threshold that has the best mean score over all sites' validation
         cases.
         """
@@ -141,12 +141,12 @@ class SuperModelOutcome(Outcome):
         settled.save(end.folder / paths.SUPER_MODEL)
         return Counting(_scorable(settled, end, "test"))
 
-    def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
+    def after_test(self, end: SiteOutcome, model: nn.Module) -> Facts:
         assert isinstance(model, Counting)
         return {"chosen": {} if "test" in end.suppressed else _shared_out(model.chosen, end.resolution["test"])}
 
     @torch.no_grad()
-    def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
+    def _score(self, model: SuperModel, end: SiteOutcome) -> Facts:
         """Count how often each model is chosen for the validation cases. If the super model's rule has a threshold, the
         method also sums the cases' scores for each threshold that it tries. The number of passes over the cases does
         not depend on the number of tried thresholds.
@@ -250,7 +250,7 @@ class SuperModelOutcome(Outcome):
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
 
 
-def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
+def _scorable(model: SuperModel, end: SiteOutcome, part: Part) -> SuperModel:
     """Move a super model to the site's device before its scores are computed. If the site's scores are rounded, finite
     numbers replace NaN and infinity in the selector's output, so that no single patient can stop the study.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from medsilo.core.errors import Lacks, MedsiloError, Passing
+from medsilo.core.errors import MedsiloError, TemporaryRefusal, WeightsMissing
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
 
@@ -42,7 +42,12 @@ class Missing:
         """Convert a site's error to a reason, and remove control characters that the site may have put into the error's
         text.
         """
-        return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
+        return cls(
+            "refused",
+            plain(str(error), LONGEST_REASON),
+            isinstance(error, TemporaryRefusal),
+            isinstance(error, WeightsMissing),
+        )
 
 
 class Channel(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from medsilo.core import model_folders, weight_cache
-from medsilo.core.errors import Lacks, MedsiloError, Refused
+from medsilo.core.errors import MedsiloError, Refused, WeightsMissing
 from medsilo.core.mmap_store import bytes_of
 from medsilo.runs.messages import FILES, StudyMessage
 
@@ -45,7 +45,7 @@ class SuppliedSite:
 def take_files(context: "SiteContext", message: StudyMessage) -> StudyMessage:
     """Save the files that a request contains, and return the request without these files.
 
-    Raises Lacks if a file that the plan names is still missing.
+    Raises WeightsMissing if a file that the plan names is still missing.
     """
     groups, wanted = dict(message.groups), context.plan.network.files
     came = groups.pop(FILES, {})
@@ -59,5 +59,5 @@ def take_files(context: "SiteContext", message: StudyMessage) -> StudyMessage:
         try:
             weight_cache.find(file, size)
         except MedsiloError as error:
-            raise Lacks(str(error)) from error
+            raise WeightsMissing(str(error)) from error
     return replace(message, groups=groups)

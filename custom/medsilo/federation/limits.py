@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.core.errors import NoRoom, Refused, Unfit
+from medsilo.core.errors import NoRoom, Refused, UnfitData
 from medsilo.core.rounding import Resolution
 from medsilo.core.text import size_text
 from medsilo.federation.site_state import kept_states
@@ -56,7 +56,7 @@ def check_limits(
         return
     unit = settings.count_unit(plan.task.synthetic)
     if min(train, train if patients is None else patients) < unit:
-        raise Unfit(
+        raise UnfitData(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )

@@ -37,7 +37,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request, SiteWarning
 from medsilo.runs.provenance import write_provenance
-from medsilo.schedule.outcome import SiteEnd
+from medsilo.schedule.outcome import SiteOutcome
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
@@ -244,7 +244,7 @@ class Participant:
         self.choice.consider(rounds, scored)
         return scored
 
-    def _end(self, stop: Stop) -> SiteEnd:
+    def _end(self, stop: Stop) -> SiteOutcome:
         """Return the state of the site at the end of a study, from which the method computes the study's outcome."""
         place, disclosure = self.context, self.disclosure
 
@@ -252,7 +252,7 @@ class Participant:
             cases = self.evaluation.pieces(self.data.validation, "super model")
             return self.evaluation.in_order(cases, self.state.modules["model"])
 
-        return SiteEnd(
+        return SiteOutcome(
             place.plan,
             place.site,
             self.state.modules,

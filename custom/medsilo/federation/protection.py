@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medsilo.core.errors import DataError, MedsiloError, Refused, Unfit
+from medsilo.core.errors import DataError, MedsiloError, Refused, UnfitData
 from medsilo.federation.script_bits import bits_of, parts_in
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
@@ -94,7 +94,7 @@ class Protection:
         except DataError as error:
             accepted = bool(self.settings.data and self.settings.data.data_set)
             protected = self.on or self.settings.privacy is not None
-            if not (protected and (accepted or isinstance(error, Unfit))):
+            if not (protected and (accepted or isinstance(error, UnfitData))):
                 raise
             raise DataError(UNFIT, private=f"{error} {error.private}") from error
 

@@ -5,7 +5,7 @@ For any other error, the words are the error's type and the line in medsilo's co
 import errno
 import traceback
 
-from medsilo.core.errors import MedsiloError, Passing
+from medsilo.core.errors import MedsiloError, TemporaryRefusal
 from medsilo.core.files import FULL
 from medsilo.core.package import place_in_package
 from medsilo.runs.paths import ERRORS
@@ -31,7 +31,7 @@ def public_reason(error: Exception) -> str:
 
 def passes(error: Exception) -> bool:
     """True if the cause of the error may disappear, so that the site may succeed if the server repeats the request."""
-    return isinstance(error, Passing) or _is_full(error)
+    return isinstance(error, TemporaryRefusal) or _is_full(error)
 
 
 def _is_full(error: Exception) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.core.errors import Unfit
+from medsilo.core.errors import UnfitData
 from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.protection import Protection
@@ -79,14 +79,14 @@ class Trainer:
         drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.context.site, "truncate"))
         self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
         if self.protection.on and len(set(patients_of(self.train))) < self.context.settings.least(False):
-            raise Unfit(
+            raise UnfitData(
                 f"training.truncate leaves {cases} cases, of fewer patients than this hospital trains with "
                 f"(min_patients_per_metric in its {FILE_NAME}); set it to false"
             )
         self.check_averages()
 
     def check_averages(self) -> None:
-        """Raise Unfit if an average that the site sends covers fewer images or patients than the hospital demands."""
+        """Raise UnfitData if an average that the site sends covers fewer patients than the hospital demands."""
         plan = self.context.plan
         least = self.context.settings.least_averaged(plan.task.synthetic)
         if not self.context.trains:
@@ -95,7 +95,7 @@ class Trainer:
             images = average.covers(self.samples, plan.training) if average else least
             patients = len(set(patients_of(self.train))) if average and self.protection.on else images
             if min(images, patients) < least:
-                raise Unfit(
+                raise UnfitData(
                     f"the plan averages too few images or patients, this hospital demands {least}. Add patients, or "
                     "change the plan: a larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam "
                     "for FedSM"

@@ -21,7 +21,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
-from medsilo.core.errors import Aborted, Died, Lacks, Refused
+from medsilo.core.errors import Aborted, ProcessDied, Refused, WeightsMissing
 from medsilo.core.files import FILE, make_folder
 from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.parent_watch import end_with, reuse_blocks
@@ -218,13 +218,13 @@ class MedsiloExecutor(Executor):
             self.log_error(fl_ctx, reason)
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
-            died = isinstance(error, Died)
+            died = isinstance(error, ProcessDied)
             # the text that the site sends contains no path
             own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")
             self.events.on_answer(own, died, passes(error))
             if self.folder:
                 note(self.folder, message.facts, kind="died" if died else "refused", reason=own)
-            return refusal(reason, passes(error), isinstance(error, Lacks))
+            return refusal(reason, passes(error), isinstance(error, WeightsMissing))
 
     def _begin(self, message: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """Begin a study, and return the site together with the clock of the study's time limit."""
@@ -306,7 +306,7 @@ class Busy:
         self.used = _used()
 
     def check(self) -> None:
-        """Raise Died if the training processes have used too little processor time for too long."""
+        """Raise ProcessDied if the training processes have used too little processor time for too long."""
         now = time.monotonic()
         if now - self.looked > LOOK:
             used = _used()
@@ -314,7 +314,7 @@ class Busy:
                 self.worked = now
             self.looked, self.used = now, used
         if now - self.worked > STOOD_STILL:
-            raise Died(f"its training stalled for {now - self.worked:.0f} s")
+            raise ProcessDied(f"its training stalled for {now - self.worked:.0f} s")
 
 
 def _used() -> float:

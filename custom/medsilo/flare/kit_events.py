@@ -22,7 +22,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
-from medsilo.core.errors import MedsiloError, Passing
+from medsilo.core.errors import MedsiloError, TemporaryRefusal
 from medsilo.core.files import read_bounded, write_bytes
 from medsilo.core.text import plain
 from medsilo.flare.certificates import TOLD, CertificateEnds, end_of, own_certificate
@@ -63,7 +63,7 @@ TWICE = 30.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class LastContact:
     """The result of one check of a party: whether the party is connected, and the wall-clock time of the party's last
     message.
     """
@@ -88,7 +88,7 @@ class Attendance:
     tokens: dict[str, str] = field(default_factory=dict)
 
     def look(
-        self, seen: Mapping[str, Seen], now: float, expelled: Collection[str] = (), deaf: Collection[str] = ()
+        self, seen: Mapping[str, LastContact], now: float, expelled: Collection[str] = (), deaf: Collection[str] = ()
     ) -> Iterator[Event]:
         """Yield events about parties that have connected or become absent since the last check.
 
@@ -118,13 +118,13 @@ class Attendance:
         self.returned[name] = now
         return Event("back", text, name)
 
-    def late(self, seen: Mapping[str, Seen], now: float) -> dict[str, str]:
+    def late(self, seen: Mapping[str, LastContact], now: float) -> dict[str, str]:
         """Return the parties whose heartbeats are late, each with the name by which NVFlare addresses the party's
         process.
         """
         return {name: one.cell for name, one in seen.items() if now - self.heard.get(name, (0, now))[1] > LATE}
 
-    def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
+    def _missing(self, name: str, seen: LastContact | None, now: float, is_deaf: bool) -> str | None:
         """Return the reason why a party is absent.
 
         Returns None if the party is connected. Returns "" if the party may soon connect again, because it lost its
@@ -200,8 +200,8 @@ class EventKeeper:
     def _sign(self, sign: Callable[[], None]) -> None:
         try:
             sign()
-        except Passing:
-            raise  # errors of the type Passing are temporary, for example during a renewal of the kit
+        except TemporaryRefusal:
+            raise  # errors of the type TemporaryRefusal are temporary, for example during a renewal of the kit
         except MedsiloError as error:
             if self.kit:
                 write(self.kit, Event("refused", f"{error}; {REMEDY}", needs_somebody=True, by="events.log"))
@@ -316,10 +316,10 @@ def reason_of_failure(kit: Path, job: str) -> str:
     return f"{REFUSES}: {refused[1]} is not in its class_allow_list (local/resources.json)" if refused else ""
 
 
-def connections(engine: Any) -> dict[str, Seen]:
+def connections(engine: Any) -> dict[str, LastContact]:
     cell = engine.get_cell()
     return {
-        client.name: Seen(
+        client.name: LastContact(
             cell.is_cell_connected(its := client.get_fqcn()), client.last_connect_time or 0.0, client.token, its
         )
         for client in engine.get_clients()
@@ -462,7 +462,7 @@ class HospitalEvents(LostConnections):
             self.keeper.look()
             with suppress(Exception):
                 connected = engine.get_cell().is_cell_connected(where)
-                seen, now = {"the server": Seen(connected, self.last_heard, cell=where)}, clock()
+                seen, now = {"the server": LastContact(connected, self.last_heard, cell=where)}, clock()
                 for event in self.attendance.look(seen, now, deaf=silent.deaf):
                     write(kit, event)
                 silent.call(self.attendance.late(seen, now))

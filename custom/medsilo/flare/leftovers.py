@@ -12,7 +12,7 @@ import psutil
 
 from medsilo.core.errors import reading
 from medsilo.runs import paths
-from medsilo.runs.clean import Old, find_old, is_finished, is_left
+from medsilo.runs.clean import OldFile, find_old, is_finished, is_left
 from medsilo.runs.ends import OVER, is_over
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
@@ -23,7 +23,7 @@ RUNS = ("DISPATCHED", "RUNNING")
 AUDIT = "audit.log"  # the file in which NVFlare logs the requests of a job, with senders and rejections
 
 
-def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
+def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[OldFile]:
     """Return the removable files in the startup kit of a server or a hospital.
 
     Files of old studies and folders of ended jobs are removable; at a server, stored jobs and results of jobs are
@@ -38,7 +38,7 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
     found = find_old(studies, days, unfinished) if studies.is_dir() else []
     running = command_lines()
     found += [
-        Old.of(folder, f"folder of a job that runs no more, without its {AUDIT}", AUDIT)
+        OldFile.of(folder, f"folder of a job that runs no more, without its {AUDIT}", AUDIT)
         for folder in sorted(kit.iterdir())
         if JOB.fullmatch(folder.name) and (folder / "meta.json").is_file() and folder.name not in running
     ]
@@ -82,7 +82,7 @@ def _needed(studies: Path, unfinished: float) -> set[str]:
     return needed
 
 
-def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[Old]:
+def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[OldFile]:
     for folder in sorted(jobs.iterdir()):
         if not JOB.fullmatch(folder.name) or folder.name in running or folder.name in needed:
             continue
@@ -91,6 +91,6 @@ def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[Old]:
         except (OSError, ValueError, LookupError, TypeError):
             continue  # a job that the server is still receiving has no readable status
         if is_over(status):
-            yield Old.of(folder, f"a job that has ended ({status.removeprefix(OVER).lower()}), and its results")
+            yield OldFile.of(folder, f"a job that has ended ({status.removeprefix(OVER).lower()}), and its results")
         elif status in RUNS:
-            yield Old.of(folder, "a job that was forgotten: no process runs it")
+            yield OldFile.of(folder, "a job that was forgotten: no process runs it")

@@ -14,7 +14,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
+from medsilo.core.errors import MedsiloError, Refused, TemporaryRefusal, WeightsMissing
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
 from medsilo.runs.messages import StudyMessage
@@ -85,8 +85,8 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
     """Convert NVFlare's Shareable to a message. Raises Refused if the Shareable is a rejection, or is invalid.
 
     A rejection by medsilo's executor states a reason. NVFlare's own rejections, for example because of a full disk,
-    state no reason. If NVFlare itself rejected the request, the function raises Passing, because a repeated request may
-    succeed.
+    state no reason. If NVFlare itself rejected the request, the function raises TemporaryRefusal, because a repeated
+    request may succeed.
 
     Args:
         of_script: Whether a training script has answered. If the script raised an exception, a repeated request can't
@@ -99,9 +99,9 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
         reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
         of_nvflare = code == ReturnCode.EXECUTION_EXCEPTION and told is None and not of_script
         if shareable.get_header(PASSES) is True or of_nvflare:
-            raise Passing(reason)
+            raise TemporaryRefusal(reason)
         if shareable.get_header(LACKS) is True:
-            raise Lacks(reason)
+            raise WeightsMissing(reason)
         raise Refused(reason)
     try:
         collection = from_shareable(shareable)
@@ -125,7 +125,7 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
     """
     try:
         if LACKS in meta:
-            raise Lacks(LACKING)  # the error's message must not contain text from the script
+            raise WeightsMissing(LACKING)  # the error's message must not contain text from the script
         content = meta[META]
         groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
         for name, value in tensors.items():

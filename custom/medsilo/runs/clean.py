@@ -27,7 +27,7 @@ HALF_WRITTEN = (".*.part", ".part-*")
 
 
 @dataclass(frozen=True)
-class Old:
+class OldFile:
     path: Path
     bytes: int
     why: str
@@ -35,7 +35,7 @@ class Old:
     stays: str = ""  # name of the one file in the folder that is not deleted with the other files
 
     @classmethod
-    def of(cls, path: Path, why: str, stays: str = "") -> "Old":
+    def of(cls, path: Path, why: str, stays: str = "") -> "OldFile":
         """Describe a file or a folder by its size and age. For a folder, the size and age of all files in the folder
         count; symbolic links are not followed.
         """
@@ -55,7 +55,7 @@ class Old:
                 path.unlink()
 
 
-def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
+def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[OldFile]:
     """Return old incomplete files, and old saved states of ended studies.
 
     The function never returns models, scores or reports. Files of an unfinished run are returned only if the run's
@@ -94,7 +94,7 @@ def check_holds_runs(folder: Path) -> None:
     raise MedsiloError(f"{folder} holds no runs; {remedy}")
 
 
-def remove(old: Sequence[Old]) -> int:
+def remove(old: Sequence[OldFile]) -> int:
     """Delete files and folders, and return the number of bytes freed."""
     freed = 0
     for one in old:
@@ -108,13 +108,13 @@ def remove(old: Sequence[Old]) -> int:
     return freed
 
 
-def _candidates(folder: Path, unfinished: float) -> Iterator[Old]:
+def _candidates(folder: Path, unfinished: float) -> Iterator[OldFile]:
     for place, _, names in os.walk(folder):
         here = Path(place)
         for name in sorted(names):
             path = here / name
             if (why := _why(here, name, unfinished)) and path.is_file() and not path.is_symlink():
-                yield Old.of(path, why)
+                yield OldFile.of(path, why)
 
 
 def _why(here: Path, name: str, unfinished: float) -> str:
@@ -133,7 +133,7 @@ def _why(here: Path, name: str, unfinished: float) -> str:
 
 
 def is_left(run: Path, days: float) -> bool:
-    return days < math.inf and Old.of(run, "").days >= days
+    return days < math.inf and OldFile.of(run, "").days >= days
 
 
 def _has_ended(site: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medsilo.core.errors import MedsiloError, Passing
+from medsilo.core.errors import MedsiloError, TemporaryRefusal
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 from medsilo.runs.events import COLUMNS, KEPT, NAME, alone, files, hash_of, whole_lines
@@ -106,7 +106,7 @@ class EventChain:
             return None
         try:
             head = read_of_kit(self.head, _Head, self._key, "events")
-        except Passing:
+        except TemporaryRefusal:
             raise
         except MedsiloError as error:
             told = f"{HEAD}, which says what was signed of {NAME}, is damaged or not signed by this kit's key"

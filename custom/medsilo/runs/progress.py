@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from medsilo.runs.own_files import SiteActivity
-    from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
+    from medsilo.runs.rounds import RequestStatus, Round, SiteRound, SiteTurn
 
 LATE = 1.5  # A site is late if it needs more than this multiple of the longest time of its earlier answers.
 GRACE = 5.0  # a site is not late before this number of seconds has passed since the request
@@ -24,7 +24,7 @@ AnyPart = TypeVar("AnyPart", bound="BaseModel")
 ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "testing"}
 
 
-def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | None:
+def late_after(site: str, rounds: "Iterable[Round]", turns: "RequestStatus") -> float | None:
     """Return the seconds after which a site's answer is late.
 
     The limit on an answer's time depends on the site's earlier answers, or, in the site's first round, on the answers
@@ -40,7 +40,7 @@ def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | 
 class Moment:
     """A study's state during a round: pending requests, and present activities of the sites on this machine."""
 
-    turns: "Turns | None" = None
+    turns: "RequestStatus | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
     age: float = 0.0  # seconds between writing and reading the file about the pending requests
     away: Mapping[str, str] = field(default_factory=dict)  # for each site that can't answer, the reason
@@ -48,9 +48,9 @@ class Moment:
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
         from medsilo.runs.own_files import SiteActivity
-        from medsilo.runs.rounds import Turns
+        from medsilo.runs.rounds import RequestStatus
 
-        turns = read_now(Turns, folder)
+        turns = read_now(RequestStatus, folder)
         if turns is None:
             return cls()
         told = {site: read_now(SiteActivity, paths.site_folder(folder, site)) for site in turns.sites}
@@ -105,10 +105,10 @@ class StudyProgress:
             states[site] = _at_the_moment(turn, moment.doing.get(site), moment.age, self._expected(site, moment.turns))
         return states | {site: f"AWAY: {why}" for site, why in moment.away.items() if site in states}
 
-    def _is_over(self, turns: "Turns") -> bool:
+    def _is_over(self, turns: "RequestStatus") -> bool:
         return turns.task == "round" and turns.round <= self.done
 
-    def _expected(self, site: str, turns: "Turns") -> float | None:
+    def _expected(self, site: str, turns: "RequestStatus") -> float | None:
         return late_after(site, self.rounds, turns)
 
     def sentence(self) -> str:
@@ -190,7 +190,9 @@ def _value(value: float | None) -> str:
 
 
 def read_now(model: "type[AnyPart]", folder: Path) -> "AnyPart | None":
-    """Read the status file of a run (Turns) or of a site (SiteActivity); return None if no readable file exists."""
+    """Read the status file of a run (RequestStatus) or of a site (SiteActivity); return None if no file can be
+    read.
+    """
     try:
         return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the file may be missing or incomplete at any time

@@ -96,7 +96,7 @@ class SiteTurn(RecordPart):
     )
 
 
-class Turns(RecordPart):
+class RequestStatus(RecordPart):
     """The content of a run's status.json while the study runs: the sites that were asked and the sites that have
     answered.
     """
@@ -120,5 +120,5 @@ class Progress(RecordPart):
     )
     away: dict[str, Text] = Field({}, description="site → why the site can't answer now, and since when")
     rounds: list[Round] = Field([], description="the rounds so far")
-    turns: Turns | None = Field(None, description="the state of the present request at each site")
+    turns: RequestStatus | None = Field(None, description="the state of the present request at each site")
     reason: Text | None = Field(None, description="why the study failed")

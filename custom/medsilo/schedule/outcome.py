@@ -31,7 +31,7 @@ class ServerEnd:
 
 
 @dataclass(frozen=True)
-class SiteEnd:
+class SiteOutcome:
     """The data from which a site creates a method's outcome."""
 
     plan: Any  # a medsilo.plan.Plan; the package medsilo.schedule can't import medsilo.plan
@@ -125,7 +125,7 @@ class Outcome:
         return details
 
     # At a site
-    def take(self, end: SiteEnd, told: Facts) -> Facts | None:
+    def take(self, end: SiteOutcome, told: Facts) -> Facts | None:
         """Process the delivered tensors at a site, and return facts that the site sends to the server.
 
         Args:
@@ -134,7 +134,7 @@ class Outcome:
         """
         return None
 
-    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+    def tested(self, end: SiteOutcome, model: nn.Module, told: Facts) -> nn.Module:
         """Return the model that a site tests; by default, this is the selected model.
 
         Args:
@@ -144,7 +144,7 @@ class Outcome:
         """
         return model
 
-    def after_test(self, end: SiteEnd, model: nn.Module) -> Facts | None:
+    def after_test(self, end: SiteOutcome, model: nn.Module) -> Facts | None:
         """Return facts that a site sends to the server together with the test scores.
 
         Args:

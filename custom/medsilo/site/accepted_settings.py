@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from medsilo.core.errors import MedsiloError, Passing, Refused
+from medsilo.core.errors import MedsiloError, Refused, TemporaryRefusal
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import plain
@@ -74,7 +74,7 @@ class AcceptedSettings:
 
         try:
             remembered = read_of_kit(self.file, _SettingsRecord, self._kit, "settings")
-        except Passing:
+        except TemporaryRefusal:
             raise
         except MedsiloError as error:
             raise Refused(

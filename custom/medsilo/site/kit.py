@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medsilo.core.errors import Passing
+from medsilo.core.errors import TemporaryRefusal
 
 if TYPE_CHECKING:  # imported only for type checking, because many studies need no signatures
     from medsilo.site.signing import KeyPurpose, UseKey
@@ -30,7 +30,7 @@ class KitFiles:
         try:
             certificate, key, root = (Path(path).read_bytes() for path in (self.certificate, self.key, self.root))
         except OSError as error:
-            raise Passing(  # while startup/ is replaced, files are missing, but only for a short time
+            raise TemporaryRefusal(  # while startup/ is replaced, files are missing, but only for a short time
                 f"the kit's certificate, key or root cannot be read ({type(error).__name__}); put them back, or ask "
                 "the lead for the kit again",
                 private=str(error),

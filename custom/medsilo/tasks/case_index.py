@@ -9,7 +9,7 @@ from os.path import realpath
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal, Self
 
-from medsilo.core.errors import DataError, Unfit
+from medsilo.core.errors import DataError, UnfitData
 from medsilo.core.files import uncollected
 from medsilo.core.text import composed
 from medsilo.tasks.shares import PARTS
@@ -84,7 +84,7 @@ class CaseIndex:
         if not self.usable:
             left = next(iter(self.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
-            raise Unfit(
+            raise UnfitData(
                 told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
             )
 

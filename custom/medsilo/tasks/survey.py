@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-from medsilo.core.errors import DataError, Unfit
+from medsilo.core.errors import DataError, UnfitData
 from medsilo.tasks.shares import PARTS
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def refuse_what_stops(problems: Sequence[Problem]) -> None:
         if any("no cases" in problem.what for problem in wrong):
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
-        raise Unfit("; ".join(problem.counted for problem in wrong), private)
+        raise UnfitData("; ".join(problem.counted for problem in wrong), private)
 
 
 @dataclass(frozen=True)

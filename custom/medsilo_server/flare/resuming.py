@@ -141,7 +141,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Due:
+class DueRestart:
     ended: Ended
     at: float  # earliest time at which the study continues, by the monotonic clock
 
@@ -166,7 +166,7 @@ class ResumedStudies(FLComponent):
 class Resuming:
     def __init__(self, engine: Any, kit: Path, studies: Path) -> None:
         self.engine, self.kit, self.studies = engine, kit, studies
-        self.due: dict[str, Due] = {}
+        self.due: dict[str, DueRestart] = {}
 
     def begin(self) -> None:
         fates = event_reading.fates(self.kit)
@@ -209,7 +209,7 @@ class Resuming:
                 return
             if ended and not ended.hopeless:
                 pause = max(0.0, ended.pause - ended.silence) if earlier else ended.pause
-                self.due[job.job_id] = Due(ended, time.monotonic() + pause)
+                self.due[job.job_id] = DueRestart(ended, time.monotonic() + pause)
                 told = f"{why}; {goes_on(pause, ended.turn)}"
                 what: What = "waits" if fate in event_reading.LAST else "failed"
                 write(self.kit, Event(what, told, study=ended.record.folder.name, job=job.job_id))
@@ -271,7 +271,7 @@ class Resuming:
                         self._go_on(due.ended)
             time.sleep(LOOK)
 
-    def _is_time(self, due: Due) -> bool:
+    def _is_time(self, due: DueRestart) -> bool:
         now, here = time.monotonic(), {client.name for client in self.engine.get_clients()}
         gathered = {*due.ended.rules.everyone} <= here or now > due.at + GATHER
         valid = not CertificateEnds(self.kit).ended(due.ended.rules.everyone, time.time())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs.progress import late_after
-from medsilo.runs.rounds import Round, Turns
+from medsilo.runs.rounds import RequestStatus, Round
 
 MARGIN = 30.0  # a site is slow if its answer takes this number of seconds longer than usual
 
@@ -17,7 +17,7 @@ class SlowSites:
     events: StudyEvents
     slow: dict[str, str] = field(default_factory=dict)
 
-    def look(self, turns: Turns | None, rounds: Iterable[Round]) -> None:
+    def look(self, turns: RequestStatus | None, rounds: Iterable[Round]) -> None:
         """Compare the time that each site needs for its answer with the site's times in earlier rounds.
 
         In the first round, a site's time is compared with the times of the other sites.

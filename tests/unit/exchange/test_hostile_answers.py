@@ -14,7 +14,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 from torch import Tensor
 
-from medsilo.core.errors import Passing, Refused
+from medsilo.core.errors import Refused, TemporaryRefusal
 from medsilo.core.files import load_tensors
 from medsilo.core.package import ENGINE
 from medsilo.core.text import LONGEST
@@ -401,7 +401,7 @@ def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
     reply.set_header(PASSES, TENSOR)
     with pytest.raises(Refused, match="the site answered EXECUTION_EXCEPTION") as caught:
         to_parcel(reply)
-    assert not isinstance(caught.value, Passing)
+    assert not isinstance(caught.value, TemporaryRefusal)
 
 
 @pytest.mark.parametrize("code", [ReturnCode.TASK_ABORTED, ReturnCode.EXECUTION_EXCEPTION])
@@ -414,7 +414,7 @@ def test_a_training_that_stops_without_an_answer_is_told_as_such(code: str) -> N
         with pytest.raises(Refused, match="training (stopped|ended).*log") as caught:
             to_parcel(make_reply(code), of_script)
         passes = code == ReturnCode.EXECUTION_EXCEPTION and not of_script
-        assert isinstance(caught.value, Passing) == passes
+        assert isinstance(caught.value, TemporaryRefusal) == passes
 
 
 def test_a_return_code_of_many_megabytes_is_cut() -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from medsilo.core.errors import Aborted, Died, ParticipationError, Refused
+from medsilo.core.errors import Aborted, ParticipationError, ProcessDied, Refused
 from medsilo.federation.participant import Participant, participant_of
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant, receive, send
@@ -115,7 +115,7 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
 
 class Dying(Trainer):
     def work(self, number: int, phase: Phase, stop: Any) -> float:
-        raise Died("killed")
+        raise ProcessDied("killed")
 
 
 def test_under_stop_a_trainer_that_dies_twice_ends_the_study(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from medsilo.flare.kit_events import (
     Attendance,
     EventKeeper,
     HospitalEvents,
-    Seen,
+    LastContact,
     ServerEvents,
 )
 from medsilo.flare.study_events import StudyEvents
@@ -54,36 +54,38 @@ def columns(kit: Path, *numbers: int) -> list[tuple[str, ...]]:
 def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     attendance, told = Attendance(), list[tuple[str, str, bool]]()
 
-    def look(now: float, **seen: Seen) -> None:
+    def look(now: float, **seen: LastContact) -> None:
         told.extend((one.what, one.who, one.needs_somebody) for one in attendance.look(seen, now))
 
     for now in (0.0, 2.0):
-        look(now, north=Seen(True, now), relayed=Seen(False, now))
+        look(now, north=LastContact(True, now), relayed=LastContact(False, now))
     assert told == [("joined", "north", False), ("joined", "relayed", False)]
     told.clear()
-    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a broken connection often returns within seconds
-    look(6.0, north=Seen(True, 2.0), relayed=Seen(False, 2.0))
+    look(
+        4.0, north=LastContact(False, 2.0), relayed=LastContact(False, 2.0)
+    )  # a broken connection often returns within seconds
+    look(6.0, north=LastContact(True, 2.0), relayed=LastContact(False, 2.0))
     assert told == []
     for now in (8.0, 9.0 + GRACE, 10.0 + GRACE, 3.0 + SILENCE, 4.0 + SILENCE):
-        look(now, north=Seen(False, 2.0), relayed=Seen(False, 2.0))
+        look(now, north=LastContact(False, 2.0), relayed=LastContact(False, 2.0))
     assert told == [("away", "north", True), ("away", "relayed", True)]
     told.clear()
-    look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
-    look(202.0, north=Seen(True, 200.0, "another"))
-    look(204.0, north=Seen(True, 200.0, "another"))
+    look(200.0, north=LastContact(True, 200.0), relayed=LastContact(False, 200.0))
+    look(202.0, north=LastContact(True, 200.0, "another"))
+    look(204.0, north=LastContact(True, 200.0, "another"))
     assert [what for what, *_ in told] == ["back", "back", "away"]
-    look(270.0, north=Seen(True, 200.0, "a third"))
+    look(270.0, north=LastContact(True, 200.0, "a third"))
     assert told.pop() == ("back", "north", False)
     told.clear()
     # the hospital's machine has stopped, but the hospital's connection is still open
     for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):
-        look(now, north=Seen(True, 200.0, "a third"))
-    look(300.0, north=Seen(True, 300.0, "a third"))
+        look(now, north=LastContact(True, 200.0, "a third"))
+    look(300.0, north=LastContact(True, 300.0, "a third"))
     assert told == [("away", "north", True), ("back", "north", False)]
 
 
 def test_who_is_silent_is_called_and_away_where_it_does_not_answer() -> None:
-    attendance, seen = Attendance(), {name: Seen(True, 2.0, cell=f"relay.{name}") for name in ("north", "south")}
+    attendance, seen = Attendance(), {name: LastContact(True, 2.0, cell=f"relay.{name}") for name in ("north", "south")}
     list(attendance.look(seen, 2.0))
     assert not attendance.late(seen, 2.0 + LATE)
     assert attendance.late(seen, 2.1 + LATE) == {"north": "relay.north", "south": "relay.south"}
@@ -105,7 +107,7 @@ def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
         (10.0, 5008.0, False),
         (12.0 + GRACE, 5008.0, False),
     ):
-        seen = {"north": Seen(connected, heard), "relayed": Seen(False, heard if now < 10 else 5008.0)}
+        seen = {"north": LastContact(connected, heard), "relayed": LastContact(False, heard if now < 10 else 5008.0)}
         told.extend((one.what, one.who) for one in attendance.look(seen, now))
     assert told == [("joined", "north"), ("joined", "relayed"), ("away", "north")]
     assert [one.who for one in attendance.look(seen, 10.0 + SILENCE)] == ["relayed"]
@@ -114,7 +116,7 @@ def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
 def test_who_is_started_again_just_after_joining_is_back_once() -> None:
     attendance, told = Attendance(), list[str]()
     for now, token in ((0.0, "one"), (20.0, "two"), (22.0, "three"), (24.0 + SETTLED, "four")):
-        told.extend(one.what for one in attendance.look({"north": Seen(True, now, token)}, now))
+        told.extend(one.what for one in attendance.look({"north": LastContact(True, now, token)}, now))
     assert told == ["joined", "back", "back"]
 
 

@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
-from medsilo.core.errors import DataError, Died, MedsiloError, Refused
+from medsilo.core.errors import DataError, MedsiloError, ProcessDied, Refused
 from medsilo.federation.limits import Clock
 from medsilo.federation.refusals import public_reason
 from medsilo.flare.executor import ABORT_POLL, Busy, MedsiloExecutor, SiteEvents
@@ -52,7 +52,7 @@ def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeyp
                 busy.check()
                 time.sleep(0.05)
             spinning.send_signal(signal.SIGSTOP)
-            with pytest.raises(Died, match="stalled"):
+            with pytest.raises(ProcessDied, match="stalled"):
                 while time.monotonic() - started < 10:
                     busy.check()
                     time.sleep(0.05)

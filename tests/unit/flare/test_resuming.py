@@ -25,7 +25,7 @@ from nvflare.private.fed.server.job_cmds import JobCommandModule
 from medsilo.core.errors import NoRoom
 from medsilo.flare.study_events import StudyEvents
 from medsilo.runs import event_reading, events
-from medsilo.runs.rounds import SiteTurn, Turns
+from medsilo.runs.rounds import RequestStatus, SiteTurn
 from medsilo_lab.consortium import lead
 from medsilo_lab.engines import inprocess
 from medsilo_server.flare import resuming
@@ -367,9 +367,9 @@ def test_a_lead_reads_in_the_job_s_meta_why_it_failed(kit: Path) -> None:
 def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def turns(number: int, **sites: tuple[float, float | None]) -> Turns:
+    def turns(number: int, **sites: tuple[float, float | None]) -> RequestStatus:
         told = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
-        return Turns(task="round", round=number, at=1.0, sites=told)
+        return RequestStatus(task="round", round=number, at=1.0, sites=told)
 
     caplog.set_level("INFO")
     study = StudyEvents(tmp_path, "job-1", "lungs")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import medsilo
 from medsilo.cli import main
-from medsilo.core.errors import DataError, Died, PlanError
+from medsilo.core.errors import DataError, PlanError, ProcessDied
 from medsilo.core.tensors import Tensors
 from medsilo.federation.participant import participant_of
 from medsilo.federation.site_stack import TrainingSite
@@ -204,7 +204,7 @@ class Watched(Trainer):
 
         def dies() -> None:
             if number == self.dies_in and next(batches) == 1:
-                raise Died("killed")
+                raise ProcessDied("killed")
 
         self.begins[number] = self._all()
         loss = super().work(number, phase, dies)

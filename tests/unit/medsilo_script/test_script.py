@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from medsilo.cli import main
 from medsilo.client import super_model
 from medsilo.core import model_folders
-from medsilo.core.errors import Lacks, MedsiloError, ParticipationError, Refused
+from medsilo.core.errors import MedsiloError, ParticipationError, Refused, WeightsMissing
 from medsilo.core.files import load_tensors
 from medsilo.core.package import machine_facts
 from medsilo.exchange.acceptance import Acceptance
@@ -636,7 +636,7 @@ def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
         ),
     )
     assert client.is_running() and site.asked.round == 1
-    with pytest.raises(Lacks, match="pre-trained file"):
+    with pytest.raises(WeightsMissing, match="pre-trained file"):
         unflat(client.flare.sent[0].params, client.flare.sent[0].meta)
     assert (site.output / paths.MODELS / name).read_bytes() == content.numpy().tobytes()
 
@@ -1975,7 +1975,7 @@ def test_a_site_warns_by_kinds_and_numbers(tmp_path: Path) -> None:
 
 
 def test_a_scripts_word_of_a_lacking_file_is_ours() -> None:
-    with pytest.raises(Lacks) as error:
+    with pytest.raises(WeightsMissing) as error:
         unflat({}, {LACKS: "Erna Schmidt"})
     assert "Schmidt" not in str(error.value)
 

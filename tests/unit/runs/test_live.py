@@ -24,7 +24,7 @@ from medsilo.runs import paths
 from medsilo.runs.own_files import SiteActivity
 from medsilo.runs.progress import Moment, StudyProgress, listed, read_now
 from medsilo.runs.reading import read_rounds
-from medsilo.runs.rounds import Progress, Round, SiteRound, SiteTurn, Turns
+from medsilo.runs.rounds import Progress, RequestStatus, Round, SiteRound, SiteTurn
 from medsilo_lab.engines import inprocess
 from medsilo_server.requests import ByteCounter
 from tests.conftest import make_plan
@@ -42,9 +42,9 @@ def a_round(number: int, **seconds: float) -> Round:
     return Round(round=number, asked=list(seconds), answered=list(seconds), sites=sites)
 
 
-def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
+def turns(number: int, **sites: tuple[float | None, float | None]) -> RequestStatus:
     own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
-    return Turns(task="round", round=number, at=0.0, sites=own)
+    return RequestStatus(task="round", round=number, at=0.0, sites=own)
 
 
 def working(deed: Any, share: float | None = None) -> SiteActivity:
@@ -112,7 +112,7 @@ def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> No
 
 
 def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
-    told: list[Turns | None] = []
+    told: list[RequestStatus | None] = []
     now = [100.0]
     keeper = ByteCounter(NOBODY, told.append, lambda: now[0])
     assert keeper.now() is None
@@ -189,7 +189,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
     inprocess.run(plan, folder=folder, on_round=progress.add)
     assert any(re.fullmatch(r"training \d+ %", state) for state in seen), seen
     assert {"waiting", "answered"} <= seen
-    assert read_now(Turns, folder) is None and not list(folder.rglob(paths.NOW))
+    assert read_now(RequestStatus, folder) is None and not list(folder.rglob(paths.NOW))
 
 
 # ---------------------------------------------------------------------------------------------------- silence

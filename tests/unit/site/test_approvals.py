@@ -28,7 +28,7 @@ from medsilo.check.approval import changes_since
 from medsilo.check.hospital_checks import KitAtHome
 from medsilo.cli import main
 from medsilo.cli.options import settings_of
-from medsilo.core.errors import MedsiloError, Passing, Refused
+from medsilo.core.errors import MedsiloError, Refused, TemporaryRefusal
 from medsilo.core.package import ENGINE, facts_of
 from medsilo.federation.permission import Permission
 from medsilo.federation.site_context import SiteContext
@@ -849,7 +849,7 @@ def test_a_kit_that_is_being_replaced_passes(home: Home) -> None:
     home.approve()
     site = home.permission()
     (home.folder / "startup").rename(home.folder / "away")
-    with pytest.raises(Passing):
+    with pytest.raises(TemporaryRefusal):
         site.check()
     (home.folder / "away").rename(home.folder / "startup")
     site.check()

@@ -55,7 +55,7 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo/deploy/supermodel.py", "SuperModel.save"): "the super model of the same folder: its manifest first, and "
     "personal models of hospitals that agree no more",
     # A person requests a removal after the command has listed the files.
-    ("medsilo/runs/clean.py", "Old.remove"): "what 'medsilo prune' listed, with --yes, but a job's audit.log",
+    ("medsilo/runs/clean.py", "OldFile.remove"): "what 'medsilo prune' listed, with --yes, but a job's audit.log",
     # a hospital's own records
     ("medsilo/site/query_budget.py", "QueryBudget._running"): "the mark of a study whose process is gone",
     ("medsilo/site/approvals.py", "Approvals.keep"): "plans that asked, without a decision, but the last ones",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from medsilo.core.errors import Aborted, Died, MedsiloError, Passing, Refused
+from medsilo.core.errors import Aborted, MedsiloError, ProcessDied, Refused, TemporaryRefusal
 from medsilo.core.files import make_folder
 from medsilo.core.mmap_store import bytes_of
 from medsilo.core.tensors import Groups
@@ -111,16 +111,16 @@ class IsolatedParticipant:
             send(self.end, {"facts": message.facts}, message.groups)
             reply, groups = self._reply(process, stop)
         except (EOFError, OSError) as error:
-            raise Died(self._death(process)) from error
+            raise ProcessDied(self._death(process)) from error
         if "aborted" in reply:
             raise Aborted(reply["aborted"])
         if "reason" in reply:
             if not reply["whole"]:
                 self._renew()
             if reply["died"]:
-                raise Died(reply["reason"], private=reply["details"])
+                raise ProcessDied(reply["reason"], private=reply["details"])
             if reply["passes"]:
-                raise Passing(reply["reason"], private=reply["details"])
+                raise TemporaryRefusal(reply["reason"], private=reply["details"])
             raise Refused(reply["reason"], private=reply["details"])
         return StudyMessage(groups, reply["facts"])
 

@@ -10,7 +10,7 @@ from socket import socket
 from threading import Event, Thread
 from typing import Any
 
-from medsilo.core.errors import Aborted, Died
+from medsilo.core.errors import Aborted, ProcessDied
 from medsilo.federation.process.isolated import receive, send
 from medsilo.federation.refusals import details, is_out_of_memory, passes, public_reason
 from medsilo.federation.site_context import SiteContext
@@ -45,7 +45,7 @@ class Worker:
             except Aborted as error:
                 send(self.end, {"aborted": str(error)})
             except Exception as error:
-                died = isinstance(error, Died)
+                died = isinstance(error, ProcessDied)
                 whole = not died and not is_out_of_memory(error)
                 said = {"reason": public_reason(error), "details": details(error), "whole": whole, "died": died}
                 said["passes"] = passes(error)
