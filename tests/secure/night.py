@@ -25,7 +25,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from pathlib import Path
 from threading import Event, Thread
 
@@ -262,6 +264,19 @@ class Night:
         own = {**os.environ, "MEDSILO_WEBHOOK": f"{self.hook.url}/{party}"}
         self.watches[party] = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=own)
 
+    def save_words(self, folder: Path) -> None:
+        """Save the status, the events and the webhook's messages, from which a lead can tell what happened."""
+        folder.mkdir(parents=True)
+        status = ["status", "--kit", str(self.machines.kit(LEAD))]
+        with (folder / "status.txt").open("w") as file:
+            subprocess.run([sys.executable, "-m", "medsilo", *status], stdout=file, stderr=file)
+        shutil.copy(self.machines.kit(SERVER) / "events.log", folder)
+        zero = time.time() - time.monotonic()
+        told = [
+            f"{datetime.fromtimestamp(zero + at, UTC):%H:%M:%S} {text}" for at, text in self.hook.of(SERVER, 0, inf)
+        ]
+        (folder / "webhook.txt").write_text("\n".join(told))
+
     def job_of(self, study: str) -> str:
         return (self.machines.kit(SERVER) / "medsilo" / study / "jobs.txt").read_text().split()[-1]
 
@@ -475,6 +490,7 @@ def run(folder: Path, seed: int, root: Path, only: Sequence[str] = (), studies: 
 
             rows += night.third(method, record, kinds, dice, began)
             until_the_end(record, method)
+            night.save_words(folder / "words" / method)
             outcome = folder / "outcome" / method
             shutil.copytree(record().folder, outcome)
             for site in SITES:
@@ -519,6 +535,7 @@ def _script(
         if disturbed:
             rows += night.third(study, record, kinds, dice, began)
         until_the_end(record, "the script")
+        night.save_words(folder / "words" / study)
         assert [line.round for line in record().rounds()] == list(range(1, rounds + 1))
         ends.append(models(night.machines, study, SITES))
     for one, other in zip(*ends, strict=True):
