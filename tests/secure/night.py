@@ -265,7 +265,7 @@ class Night:
         self.watches[party] = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=own)
 
     def save_words(self, folder: Path) -> None:
-        """Save the status, the events and the webhook's messages, from which a lead can tell what happened."""
+        """Save the status, the events and the webhook's messages, from which a lead can see what happened."""
         folder.mkdir(parents=True)
         status = ["status", "--kit", str(self.machines.kit(LEAD))]
         with (folder / "status.txt").open("w") as file:
