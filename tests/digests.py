@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import tests.conftest as shared
 from medsilo.site.settings import SiteSettings
 from tests import inprocess
+from tests.unit.methods.test_methods import SAYS
 
 FILE = Path(__file__).with_name("digests.json")
 SMALL = {
@@ -68,8 +69,7 @@ VARIANTS = {  # variants of methods, each of which runs code that the plain meth
     "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }
-UNSEALED = {"local", "cyclic", "fedlws", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
-SEALED = [method for method in shared.METHODS if method not in UNSEALED]
+SEALED = [method for method in shared.METHODS if "unsealed" not in SAYS.get(method, {})]
 VARIANTS |= {  # masks are random in each run, but sums of masked tensors have the same bits
     f"{method}, sealed": ("synthetic-activity", method, ["secure_aggregation.mode=pairwise"]) for method in SEALED
 }

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -63,7 +64,19 @@ WORDS = {
     "local": "single-site training",
     "ensemble of local": "ensemble of single-site models",
 }
+# keys of methods that support differential privacy only with these keys
+WITH_PRIVACY: Mapping[str, Mapping[str, Any]] = {
+    "harmofl": {"amplitude": {"measured": "before"}},
+    "adafed": {"pretraining": {"source": "file"}},
+    "d-adafed": {"pretraining": {"source": "file"}},
+    "fedsm": {"selector_sync": "server-adam"},
+}
 HEADLINE = REAL["heart disease"]  # the study in the README's table, with four real hospitals
+
+
+def number() -> str:
+    """Return the number of federated methods."""
+    return str(len(OURS.keys() - {"local", "central"}))
 
 
 def names_on(page: str) -> list[str]:
@@ -114,6 +127,26 @@ def method(name: str) -> str:
         ("where", f"{job}{_recipe(own.title)}[code](../../../custom/{file}.py)"),
     ]
     return table(("", name), rows)
+
+
+def private() -> str:
+    """Return a table of the methods that support differential privacy, by the networks that train with noise."""
+    rows: dict[str, list[str]] = {}
+    for name, kind in OURS.items():
+        if kind.declares_account():
+            keys = WITH_PRIVACY.get(name, {})
+            own = kind.model_validate({"name": name, **keys}).privacy_mechanism(())
+            networks = ", ".join(f"`{network}`" for network in own.networks)
+            told = f"{networks}; {own.disclosure_notes}" if own.exact_networks else networks
+            needs = f" with `{_written(keys)}`" if keys else ""
+            rows.setdefault(told, []).append(f"{kind.title}{needs}")
+    return table(("methods", "networks trained with noise"), [(", ".join(names), told) for told, names in rows.items()])
+
+
+def _written(keys: Mapping[str, Any]) -> str:
+    """Return the keys of a section in one line, such as `pretraining.source: file`."""
+    [(key, value)] = keys.items()
+    return f"{key}.{_written(value)}" if isinstance(value, Mapping) else f"{key}: {value}"
 
 
 def _contrasts() -> list[dict[str, str]]:

@@ -2,7 +2,8 @@
 
     python -m tools.tables        # write the tables of all pages
 
-A table is between `<!-- table: name -->` and `<!-- end -->`; people write all other text of a page.
+A table is between `<!-- table: name -->` and `<!-- end -->`; people write all other text of a page. In a sentence, a
+number is between the same marks.
 """
 
 import inspect
@@ -64,7 +65,7 @@ COMMANDS = {  # a page for each group of commands in `medsilo --help`
     "lists": "Lists and documentation",
 }
 WIDEST = 88  # maximum number of characters in a line of a shell command
-MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n?).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
     for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.MultiKrum)
@@ -478,6 +479,8 @@ def extension(place: ModuleType) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method"),
     "methods": methods.overview,
+    "number-of-methods": methods.number,
+    "private-methods": methods.private,
     "families": methods.families,
     "families-of-readme": partial(methods.families, "docs/research/methods"),
     "families-of-site": partial(methods.families, "research/methods"),

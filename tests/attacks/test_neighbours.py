@@ -253,21 +253,18 @@ SETTINGS: dict[str, Setting] = {
 HARMONISED = {"name": "harmofl", "amplitude": {"measured": "before", "band": 0.0}}
 MEASURES = {"statistics": {"epsilon": 1.0}}
 FILE = {"pretraining": {"source": "file"}}
-OF_METHODS: dict[str, tuple[Choices, Choices]] = {
+# methods that need further keys in a private plan, or that have several kinds of private steps
+SPECIAL: dict[str, tuple[Choices, Choices]] = {
     "fedavg, two gradients": ({"name": "fedavg", "perturbation": {}}, {}),
-    "fedprox": ({"name": "fedprox"}, {}),
-    "fedbn": ({"name": "fedbn"}, {}),
-    "fedper": ({"name": "fedper"}, {}),
-    "feddyn": ({"name": "feddyn"}, {}),
     "fedrdn": ({"name": "fedrdn"}, MEASURES),
-    "ditto": ({"name": "ditto"}, {}),
-    "mr-mtl": ({"name": "mr-mtl"}, {}),
     "harmofl": ({"name": "harmofl", "amplitude": None}, {}),
     "harmofl, an amplitude": (HARMONISED, MEASURES),
     "adafed": ({"name": "adafed", **FILE}, MEASURES),
     "d-adafed": ({"name": "d-adafed", **FILE}, MEASURES),
     "fedsm": ({"name": "fedsm", "selector_sync": "server-adam"}, {}),
 }
+USUAL = {name for name in METHODS if METHODS[name].declares_account()} - {own["name"] for own, _ in SPECIAL.values()}
+OF_METHODS = SPECIAL | {name: ({"name": name}, {}) for name in sorted(USUAL)}
 
 
 # --------------------------------- Records the exact sums of a study. A second study replays the first study's answers.

@@ -15,13 +15,16 @@ import torch
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
+from medsilo.core.yaml_text import load_yaml
 from medsilo.flare.job_source import CONFIG, LARGEST_FILE, PLAN, SHIPPED, find_job
 from medsilo.flare.jobs import CLIENT, CUSTOM, META, SERVER, plan_of, scope_of
 from medsilo.plan import load_plan
 from medsilo.recipes import FedAvgRecipe
+from medsilo.registry import METHODS as TABLE
 from medsilo_lab.jobs import check_components, write_job
 from tests.conftest import METHODS, over_all
 from tools import job_files
+from tools.job_files import first_plan
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
@@ -39,6 +42,23 @@ def test_the_files_of_each_job_are_its_plans(tmp_path: Path) -> None:
     job_files.write(tmp_path / "jobs")
     changed = [path for path, content in files(tmp_path / "jobs").items() if files(JOBS).get(path) != content]
     assert not changed, "python -m tools.job_files"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_new_job_has_the_plan_of_the_methods_job(method: str) -> None:
+    new, known = (load_yaml(text) for text in (first_plan(TABLE[method]), (JOBS / method / PLAN).read_text("utf-8")))
+    assert TABLE.read(new.pop("algorithm")) == TABLE.read(known.pop("algorithm"))
+    assert new == known
+
+
+def test_a_method_without_a_job_gets_one(tmp_path: Path) -> None:
+    shutil.copytree(JOBS, tmp_path / "jobs")
+    shutil.rmtree(tmp_path / "jobs/fedrep")
+    (tmp_path / "jobs/fedper" / PLAN).write_text((JOBS / "fedper" / PLAN).read_text().replace("rounds: 8", "rounds: 5"))
+    job_files.write(tmp_path / "jobs")
+    assert plan_of(tmp_path / "jobs/fedrep").hash == plan_of(JOBS / "fedrep").hash
+    assert files(tmp_path / "jobs/fedrep").keys() == files(JOBS / "fedrep").keys()
+    assert plan_of(tmp_path / "jobs/fedper").rounds == 5, "the program overwrote a plan"
 
 
 @pytest.mark.slow

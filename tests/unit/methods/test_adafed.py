@@ -129,7 +129,7 @@ def course_by_hand(method: str, plan: Plan) -> tuple[dict[str, State], np.ndarra
         first = 2  # in round 1, sites measure statistics and do not train
     for number in range(first, first + plan.training.rounds):
         for site, model in models.items():
-            train_by_hand(plan, model, optimizers[site], data[site], site, number, 0.0)
+            train_by_hand(plan, model, optimizers[site], data[site], site, number)
         if method == "f-adafed" and number == plan.training.rounds // 2:
             running = [
                 [(b.running_mean.double().numpy(), b.running_var.double().numpy()) for b in (m[0][1], m[1][1])]

@@ -23,6 +23,8 @@ from tests.sites import sites_of
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 State = dict[str, Tensor]
+# a term of the loss, computed from a network's parameters and from the parameters that the site received
+Penalty = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 # Names of layers in ActivityCnn are positions: 0.1 and 1.1 are batch norms, and 6 is the last layer.
 NORM, HEAD = ("0.1.", "1.1."), ("6.",)
@@ -71,17 +73,22 @@ def batches_by_hand(
 
 
 def train_by_hand(
-    plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, data: SiteData, site: str, number: int, mu: float
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: SiteData,
+    site: str,
+    number: int,
+    penalty: Penalty | None = None,
 ) -> None:
-    """Train for one local round with the cross entropy and the proximal term."""
+    """Train for one local round with the cross entropy and a penalty."""
     anchor = [parameter.detach().clone() for parameter in model.parameters()]
     model.train()
     for epoch in range(plan.training.local_epochs):
         for inputs, targets in batches_by_hand(plan, site, data.train.tensors, number, epoch):
             loss = functional.cross_entropy(model(inputs), targets)
-            if mu:
-                squares = [((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchor, strict=True)]
-                loss = loss + mu / 2 * torch.stack(squares).sum()
+            if penalty:
+                loss = loss + penalty([*model.parameters()], anchor)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -101,7 +108,7 @@ def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
 
 
 def study_by_hand(
-    plan: Plan, travels: Callable[[str], bool], mu: float = 0.0, uniform: bool = False
+    plan: Plan, travels: Callable[[str], bool], penalty: Penalty | None = None, uniform: bool = False
 ) -> list[dict[str, State]]:
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
@@ -118,7 +125,7 @@ def study_by_hand(
         for site, model in models.items():
             if plan.training.optimizer_state == "reset":
                 optimizers[site] = plan_sgd(plan, model)
-            train_by_hand(plan, model, optimizers[site], data[site], site, number, mu)
+            train_by_hand(plan, model, optimizers[site], data[site], site, number, penalty)
         sent = {
             site: {k: v.clone() for k, v in model.state_dict().items() if travels(k)} for site, model in models.items()
         }
@@ -226,7 +233,7 @@ def test_central_training_equals_one_loop_over_all_data() -> None:
     optimizer = plan_sgd(plan, model)
     states = [initial(plan)]
     for number in (1, 2, 3):
-        train_by_hand(plan, model, optimizer, pooled, "pooled", number, 0.0)
+        train_by_hand(plan, model, optimizer, pooled, "pooled", number)
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
     curve = [dict.fromkeys(SITES, state) for state in states]
     assert_run_is(plan, run, curve, personal=False)

@@ -49,7 +49,7 @@ def test_a_model_goes_from_hospital_to_hospital(order: str, tmp_path: Path) -> N
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
     for number, site in enumerate(turns, 1):
         models[site].load_state_dict(state)
-        train_by_hand(plan, models[site], optimizers[site], data[site], site, number, 0.0)
+        train_by_hand(plan, models[site], optimizers[site], data[site], site, number)
         state = {name: tensor.clone() for name, tensor in models[site].state_dict().items()}
     assert_close(run.models[SITES[0]].state_dict(), state)
     assert sorted(turns[:3]) == SITES and (turns == [*SITES, *SITES[:2]]) == (order == "fixed")

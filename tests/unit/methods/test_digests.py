@@ -21,13 +21,11 @@ IN_EVERY_RUN = [
     "fedavg, bfloat16",
     "harmofl, unseen",
 ]
-
-
-# Methods that use only a network's loss and scores, so that one task is enough for the tests after a change of the
-# code.
-ANY_NETWORK = [
-    *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
-    *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
+# Methods whose steps depend on the network's layers or on images, so that the slow tests run these methods with images,
+# too. All other methods use only a network's loss and scores.
+BY_LAYERS = [
+    *("local", "fedbn", "silobn", "fedper", "moon", "fedlws", "fedrdn", "fedala", "fedce", "fedmap", "condistfl"),
+    *("d-adafed", "f-adafed", "fedsm-extra", "central"),
 ]
 # one method of each kind, for the tests that run after each change of the code
 SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
@@ -38,8 +36,9 @@ def cases() -> Iterator[Any]:
     night.
     """
     several = [case.split(", ")[0] for case in IN_EVERY_RUN]
-    late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
-    late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}
+    rarely = [method for method in [*METHODS, "central"] if method not in several]
+    late = {f"{method}, synthetic-prostate" for method in rarely}
+    late |= {f"{method}, synthetic-histology" for method in rarely if method not in BY_LAYERS}
     late |= {case for case in CASES if case.endswith(", sealed")} - {f"{method}, sealed" for method in SEALED}
     for case in slow_but(IN_EVERY_RUN, CASES):
         is_late = not isinstance(case, str) and case.values[0] in late

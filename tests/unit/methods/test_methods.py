@@ -8,11 +8,14 @@ from functools import wraps
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from medsilo_lab.testing import MethodTester, Reference
 from tests.conftest import FEDSM, METHODS, SITES
 from tests.unit.methods import test_baselines as baselines
 from tests.unit.methods.test_algorithms import (
+    Penalty,
     State,
     all_but_head,
     all_but_norm,
@@ -129,6 +132,14 @@ def travelling(travels: Callable[[str], bool], **how: Any) -> ByHand:
     return lambda study: study_by_hand(study.plan, travels, **how)
 
 
+def proximal(mu: float) -> Penalty:
+    def penalty(weights: Sequence[Tensor], received: Sequence[Tensor]) -> Tensor:
+        pairs = zip(weights, received, strict=True)
+        return mu / 2 * torch.stack([((weight - anchor) ** 2).sum() for weight, anchor in pairs]).sum()
+
+    return penalty
+
+
 def average(w: dict, sent: dict, weights: dict, said: dict) -> dict:
     """Return an empty dictionary, so that the trained weights are averaged like all other tensors."""
     return {}
@@ -144,7 +155,7 @@ BY_HAND: list[tuple[ByHand, str, *tuple[str, ...]]] = [
     (travelling(everything), "fedavg"),
     (travelling(everything, uniform=True), "fedavg", UNIFORM),
     (travelling(everything), "fedavg", "training.optimizer_state=reset"),
-    (travelling(everything, mu=0.3), "fedprox", "algorithm.mu=0.3"),
+    (travelling(everything, penalty=proximal(0.3)), "fedprox", "algorithm.mu=0.3"),
     (travelling(all_but_norm), "fedbn"),
     (travelling(all_but_norm, uniform=True), "fedbn", UNIFORM),
     (travelling(all_but_statistics), "silobn"),

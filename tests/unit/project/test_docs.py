@@ -46,7 +46,7 @@ def test_every_test_that_a_page_names_exists(root: Path) -> None:
 def test_tables_are_those_of_the_models(name: str, root: Path) -> None:
     page = (root / name).read_text(encoding="utf-8")
     assert renewed(page) == page, "run 'make docs-tables'"
-    changed = re.sub(r"(<!-- table: [\w-]+ -->\n)", r"\1| another | line |\n", page)
+    changed = re.sub(r"(<!-- table: [\w-]+ -->\n?)", r"\1| another | line |\n", page)
     assert changed != page and renewed(changed) == page, "the test does not detect a change"
 
 
@@ -184,12 +184,6 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
     assert {name: told.partition(";")[0] for name, told in rows.items()} == {
         name: leaving(METHODS[name]()) for name in METHODS.ours
     }
-
-
-def test_the_first_screens_count_the_methods(root: Path) -> None:
-    count = len([name for name in FEDERATED if name != "local"])
-    for page in ("README.md", "docs/index.md", "CHANGELOG.md"):
-        assert re.findall(r"(\d+) federated\s+methods", (root / page).read_text("utf-8")) == [str(count)], page
 
 
 def test_each_method_has_a_section_of_one_form(root: Path) -> None:
