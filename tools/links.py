@@ -58,7 +58,8 @@ def place(path: str) -> str:
         return "index.md"
     if path.startswith(f"{PAGES}/"):
         return path.removeprefix(f"{PAGES}/")
-    return f"{OUTSIDE}/{path}" if path.endswith((".md", ".csv")) else f"{OUTSIDE}/{path}.md"
+    shown = path.removeprefix(".")  # the site's generator ignores hidden folders, such as .github
+    return f"{OUTSIDE}/{shown}" if path.endswith((".md", ".csv")) else f"{OUTSIDE}/{shown}.md"
 
 
 def for_the_site(text: str, page: str) -> str:

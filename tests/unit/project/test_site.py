@@ -13,7 +13,6 @@ from tests.browser import chromium
 from tools.links import ROOT
 from tools.site import SETTINGS, build, write_pages
 
-pytestmark = pytest.mark.slow
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
 
 
@@ -93,6 +92,7 @@ def test_formulas_are_mathml_and_pictures_have_two_forms(site: Path) -> None:
         assert "@media not all" in light and "@media all" in dark
 
 
+@pytest.mark.slow
 def test_search_works_from_a_folder_and_pages_fit(site: Path, tmp_path: Path) -> None:
     """A real browser opens the pages on a screen of 1400 pixels and on a phone's screen of 400 pixels."""
     with chromium(tmp_path / "browser") as browser:
@@ -126,6 +126,7 @@ def test_files_of_results_are_there_as_they_are(site: Path) -> None:
     assert (site / "repository" / name).read_text("utf-8") == (ROOT / name).read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["other.md#gone", "#gone", "none.md"])
 def test_a_lost_link_or_anchor_fails_the_build(tmp_path: Path, wrong: str) -> None:
     pytest.importorskip("zensical", reason="needs pyproject.toml's group docs")
