@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import secrets
 import signal
 import threading
 import time
@@ -48,8 +49,9 @@ LOOK = 2.0  # seconds between two checks of the parties' connections
 GRACE = 10.0
 # seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# For this number of seconds after a party has come back, no event is written if a second process of the party registers
-SETTLED = 60.0
+OFTEN = 15.0  # seconds between two events about restarts of one party, because a party could register all the time
+PROCESS = "medsilo.process"  # the key under which a hospital's heartbeat contains a random name of the kit's process
+LONGEST_NAME = 32
 # the message that NVFlare writes to a job's error log if the job uses a class that is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
 MOST_READ = 1 << 20  # maximum bytes of the error log that are read
@@ -70,7 +72,7 @@ class LastContact:
 
     connected: bool
     last_heard: float
-    token: str = ""  # the party's session token, which changes when the party's processes are restarted
+    token: str = ""  # the party's session token, which changes when the party registers again
     cell: str = ""  # the name of the party's cell, by which NVFlare addresses the party's process
 
 
@@ -85,7 +87,8 @@ class Attendance:
     lost: dict[str, float] = field(default_factory=dict)
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
-    tokens: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, str] = field(default_factory=dict)  # names of processes, in the parties' last heartbeats
+    known: dict[str, tuple[str, str]] = field(default_factory=dict)  # tokens and processes at the last events
 
     def look(
         self, seen: Mapping[str, LastContact], now: float, expelled: Collection[str] = (), deaf: Collection[str] = ()
@@ -105,18 +108,27 @@ class Attendance:
             was = self.there.get(name)
             if why is None and was is not True:
                 self.there[name] = True
-                yield self._back(name, now, "connected") if was is False else Event("joined", "connected", name)
-            elif why is None and seen[name].token != self.tokens.get(name, seen[name].token):
-                if now - self.returned.get(name, -math.inf) > SETTLED:
-                    yield self._back(name, now, "connected, its processes were started again")
+                self.processes.pop(name, None)  # the party may have a new process, whose next heartbeat names it
+                self.known.pop(name, None)
+                yield Event("joined" if was is None else "back", "connected", name)
+            elif why is None and self._is_restarted(name, seen[name].token, now):
+                yield Event("back", "connected, its processes were started again", name)
             elif why and was:
                 self.there[name] = False
                 yield Event("away", why, name, needs_somebody=True)
-        self.tokens |= {name: one.token for name, one in seen.items()}
 
-    def _back(self, name: str, now: float, text: str) -> Event:
-        self.returned[name] = now
-        return Event("back", text, name)
+    def _is_restarted(self, name: str, token: str, now: float) -> bool:
+        """Return whether a party has registered again with another process, and no such event was written lately.
+
+        A process may register twice, and another party could send a heartbeat with a false name of a process.
+        """
+        if not (process := self.processes.get(name)):
+            return False
+        before = self.known.setdefault(name, (token, process))
+        if before[0] == token or before[1] == process or now - self.returned.get(name, -math.inf) < OFTEN:
+            return False
+        self.returned[name], self.known[name] = now, (token, process)
+        return True
 
     def late(self, seen: Mapping[str, LastContact], now: float) -> dict[str, str]:
         """Return the parties whose heartbeats are late, each with the name by which NVFlare addresses the party's
@@ -239,7 +251,10 @@ class ServerEvents(FLComponent):
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
             peer = fl_ctx.get_peer_context()
             if peer and self.certificates:
-                self.certificates.heard(peer.get_identity_name(), peer.get_prop(TOLD))
+                self.certificates.heard(name := peer.get_identity_name(), peer.get_prop(TOLD))
+                process = peer.get_prop(PROCESS)
+                if name in self.attendance.there and isinstance(process, str) and len(process) <= LONGEST_NAME:
+                    self.attendance.processes[name] = process
             self._heard(fl_ctx)
 
     def _watch(self, engine: Any, kit: Path) -> None:
@@ -392,6 +407,7 @@ class HospitalEvents(LostConnections):
     def __init__(self) -> None:
         super().__init__()
         self.attendance, self.last_heard, self.keeper = Attendance(), 0.0, EventKeeper(None, None)
+        self.process = secrets.token_hex(8)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
@@ -402,6 +418,7 @@ class HospitalEvents(LostConnections):
             threading.Thread(target=self._watch_certificate, args=(ends,), daemon=True).start()
         elif event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
             fl_ctx.set_prop(TOLD, own_certificate(kit_folder(fl_ctx)), private=False, sticky=False)
+            fl_ctx.set_prop(PROCESS, self.process, private=False, sticky=False)
         elif event_type == EventType.AFTER_CLIENT_REGISTER:
             self.last_heard = time.monotonic()
             from medsilo.flare.code_gate import ask_when_deploying

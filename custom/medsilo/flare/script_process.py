@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import traceback
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.fuel.f3.cellnet.cell import Cell
 
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import free_disk
 from medsilo.core.text import plain
 from medsilo.exchange.bounds import Bounds, request_bounds
@@ -53,6 +55,8 @@ ENDED = (
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
 FULL = "the training script ended on a full disk, so this process ends; both are started again once there is room"
 LEAST_ROOM = 1 << 20  # the disk counts as full if it can't hold two models and this number of bytes
+WAITS = "the disk is full, so this process waits until the disk has room for two models before it starts the script"
+LONGEST = 600.0  # seconds for which a process waits for room on the disk
 UNANSWERED = (ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED)  # NVFlare's codes if a script sent no answer
 # objects that limit the messages of this process; the list is empty until `guard` is called
 _gates: list[Gate] = []
@@ -83,7 +87,9 @@ class ScriptProcess(ConvertToFedEvent):
             logging.raiseExceptions = False
             audit_without_fail()
             hear_of_killed_script(partial(setattr, self, "_killed"))
-            guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
+            guard(fl_ctx.get_engine().get_cell(), written := file_of_job(fl_ctx, paths.PLAN))
+            if kit_of(fl_ctx):
+                await_room(written)
         elif event_type == ANALYTIC_EVENT_TYPE:
             told = self._named(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA)), fl_ctx)
             if told is None:
@@ -112,8 +118,7 @@ class ScriptProcess(ConvertToFedEvent):
         if not kit_of(fl_ctx):
             return
         why = f"{KILLED} (signal {self._killed})" if self._killed else ""
-        written = file_of_job(fl_ctx, paths.PLAN)
-        if free_disk(written) < LEAST_ROOM + 2 * sum(load_plan(written).network.files.values()):
+        if not has_room(file_of_job(fl_ctx, paths.PLAN)):
             why = FULL
         if why:
             LOG.error(why)
@@ -179,6 +184,21 @@ def guard(cell: Cell, plan: Path) -> None:
         own = load_plan(plan)
         take_next(own)
         RetryingRequests(cell, timeouts_of(own), sees_fetching=False)
+
+
+def has_room(plan: Path) -> bool:
+    """Return whether the disk of a job's plan has room for two models."""
+    return free_disk(plan) >= LEAST_ROOM + 2 * sum(load_plan(plan).network.files.values())
+
+
+def await_room(plan: Path) -> None:
+    """Wait until the disk has room. Without waiting, a script on a full disk would start and die every few seconds."""
+    deadline = time.monotonic() + LONGEST
+    with suppress(MedsiloError):  # the site's answer to the request "join" reports what is wrong with a plan
+        if not has_room(plan):
+            LOG.error(WAITS)
+        while not has_room(plan) and time.monotonic() < deadline:
+            time.sleep(1.0)
 
 
 def take_next(plan: Plan) -> None:

@@ -28,7 +28,7 @@ from medsilo.flare.executor import MedsiloExecutor, SiteEvents
 from medsilo.flare.kit_events import (
     GRACE,
     LATE,
-    SETTLED,
+    OFTEN,
     SILENCE,
     TWICE,
     Attendance,
@@ -54,7 +54,8 @@ def columns(kit: Path, *numbers: int) -> list[tuple[str, ...]]:
 def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     attendance, told = Attendance(), list[tuple[str, str, bool]]()
 
-    def look(now: float, **seen: LastContact) -> None:
+    def look(now: float, process: str = "p", **seen: LastContact) -> None:
+        attendance.processes |= dict.fromkeys(attendance.there.keys() & seen.keys(), process)
         told.extend((one.what, one.who, one.needs_somebody) for one in attendance.look(seen, now))
 
     for now in (0.0, 2.0):
@@ -72,15 +73,15 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     told.clear()
     look(200.0, north=LastContact(True, 200.0), relayed=LastContact(False, 200.0))
     look(202.0, north=LastContact(True, 200.0, "another"))
-    look(204.0, north=LastContact(True, 200.0, "another"))
+    look(204.0, north=LastContact(True, 200.0, "a third"))
     assert [what for what, *_ in told] == ["back", "back", "away"]
-    look(270.0, north=LastContact(True, 200.0, "a third"))
+    look(206.0, "q", north=LastContact(True, 200.0, "a fourth"))
     assert told.pop() == ("back", "north", False)
     told.clear()
     # the hospital's machine has stopped, but the hospital's connection is still open
     for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):
-        look(now, north=LastContact(True, 200.0, "a third"))
-    look(300.0, north=LastContact(True, 300.0, "a third"))
+        look(now, north=LastContact(True, 200.0, "a fourth"))
+    look(300.0, north=LastContact(True, 300.0, "a fourth"))
     assert told == [("away", "north", True), ("back", "north", False)]
 
 
@@ -113,11 +114,21 @@ def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
     assert [one.who for one in attendance.look(seen, 10.0 + SILENCE)] == ["relayed"]
 
 
-def test_who_is_started_again_just_after_joining_is_back_once() -> None:
-    attendance, told = Attendance(), list[str]()
-    for now, token in ((0.0, "one"), (20.0, "two"), (22.0, "three"), (24.0 + SETTLED, "four")):
-        told.extend(one.what for one in attendance.look({"north": LastContact(True, now, token)}, now))
-    assert told == ["joined", "back", "back"]
+def test_a_restart_is_an_event_however_soon_and_a_second_registration_is_none() -> None:
+    attendance, told = Attendance(), list[tuple[float, str]]()
+    for now, token, process in (
+        (0.0, "t1", "p1"),
+        (2.0, "t1", "p1"),
+        (4.0, "t1", "p2"),  # a heartbeat of another party with a false name
+        (6.0, "t2", "p1"),  # the same process registers again
+        (40.0, "t3", "p1"),  # the restarted party has registered, but its first heartbeat has not arrived yet
+        (42.0, "t3", "p3"),
+        (44.0, "t4", "p4"),
+        (44.0 + OFTEN, "t5", "p5"),
+    ):
+        attendance.processes |= dict.fromkeys(attendance.there, process)
+        told.extend((now, one.what) for one in attendance.look({"north": LastContact(True, now, token)}, now))
+    assert told == [(0.0, "joined"), (42.0, "back"), (44.0 + OFTEN, "back")]
 
 
 def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ from medsilo_script.network import ScriptNetwork, skeleton
 from medsilo_script.site import ScriptSite
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
-from tests.conftest import SITES, make_plan, over_all, slow_but
+from tests.conftest import SITES, make_plan, mounted, over_all, slow_but
 from tests.inprocess import run
 from tests.unit.flare.test_executor import at_site
 from tests.unit.site.test_approvals import make_kit
@@ -926,7 +926,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.app_common.executors.task_script_runner import TaskScriptRunner
 from medsilo.flare import script_process
 
-script_process.guard = script_process.file_of_job = lambda *_: None
+script_process.guard = script_process.file_of_job = script_process.kit_of = lambda *_: None
 context = SimpleNamespace(get_engine=lambda: SimpleNamespace(get_cell=lambda: None))
 script_process.ScriptProcess().handle_event(EventType.ABOUT_TO_START_RUN, context)
 TaskScriptRunner.logger.addHandler(logging.FileHandler("/dev/full"))
@@ -943,6 +943,18 @@ def test_a_script_prints_on_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text("print('round 1')\nopen(__file__ + '.done', 'w').close()\n")
     subprocess.run([sys.executable, "-c", PRINTING, str(tmp_path)], check=True, timeout=300)
     assert (tmp_path / "client.py.done").exists()
+
+
+def test_a_script_starts_once_the_disk_has_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = plan_of_script(nn.Linear(2, 3), tmp_path / "job", {"name": "fedavg"}, rounds=1, minimum=1, sites=["a"])
+    with mounted(tmp_path / "disk", "2m") as disk:
+        (disk / paths.PLAN).write_text(plan.to_yaml())
+        filled = disk / "filled"
+        filled.write_bytes(bytes(7 << 18))
+        freeing = threading.Timer(1.5, filled.unlink)
+        freeing.start()
+        script_process.await_room(disk / paths.PLAN)
+        assert not filled.exists() and caplog.messages == [script_process.WAITS]
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
