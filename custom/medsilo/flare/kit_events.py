@@ -118,7 +118,7 @@ class Attendance:
                 yield Event("away", why, name, needs_somebody=True)
 
     def _is_restarted(self, name: str, token: str, now: float) -> bool:
-        """Return whether a party has registered again with another process, and no such event was written lately.
+        """True if a party has registered again with another process, and no such event was written lately.
 
         A process may register twice, and another party could send a heartbeat with a false name of a process.
         """

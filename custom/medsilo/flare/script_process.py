@@ -187,7 +187,7 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def has_room(plan: Path) -> bool:
-    """Return whether the disk of a job's plan has room for two models."""
+    """True if the disk of a job's plan has room for two models."""
     return free_disk(plan) >= LEAST_ROOM + 2 * sum(load_plan(plan).network.files.values())
 
 
