@@ -27,7 +27,7 @@ CHECKOUT = PLACE.parent
 PAGES, LAB_PAGES = ROOT / "pages.json.bz2", ROOT / "lab_pages.json.bz2"
 HELP_PAGE = "study/help"  # the first column of the tables on this page contains symptoms
 REFERENCE = "reference/"
-OF_NUMBERS = (REFERENCE, "research/")  # pages with tables of numbers, whose rows without an anchor are no answers
+OF_ANSWERS = ("study/", "trust/officer", "trust/reliability")  # on these pages, a row of a table answers a question
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
 IN_TITLE = 4  # weight of words in titles, relative to words in the text
@@ -42,7 +42,7 @@ _NO_WORDS = frozenset(  # frequent English words, which a search in the document
 )
 # groups of words that mean the same in questions
 _SYNONYMS = (
-    "pick choose select",
+    "pick choose chosen select",
     "algorithm method",
     "cancel stop abort",
     "laptop machine computer",
@@ -74,7 +74,10 @@ _SYNONYMS = (
     "rights permission",
     "significant p-value interval",
     "excel spreadsheet csv table",
-    "saved stored",
+    "saved stored written",
+    "sent send leave",
+    "auc auroc",
+    "dataloader loader",
     "reproducible deterministic repeatable identical",
     "transformer vit",
     "foundation backbone pretrained",
@@ -99,7 +102,7 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 # the beginning of a paragraph, or of an item in a list, that begins in bold
 _IN_BOLD = re.compile(r"^(?=(?:[-*] |\d+\. )?\*\*([^*]+)\*\*)", re.M)
 # the beginning of a paragraph in bold that is no part of a sentence
-_TITLE = re.compile(r"^(?:[-*] |\d+\. )?\*\*[^*]+[.?:]\*\*\s+(?=[^\W_])")
+_TITLE = re.compile(r"^(?:[-*] |\d+\. )?\*\*[^*]+[.?:]\*\*\s+")
 # a line break within a paragraph; code, lists and tables keep their lines
 _WRAPPED = re.compile(r"(?<=[^\s|])\n {0,3}(?=[^\s|#`*<\d-])")
 _CODE = re.compile(r"`([^`]+)`")
@@ -157,8 +160,8 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without their endings, and the parts of each dotted key."""
-    for found in re.findall(r"[\w.-]*\w", text.lower()):
+    """Yield the words of a text without their endings, and the parts of each dotted key; "data set" is one word."""
+    for found in re.findall(r"[\w.-]*\w", text.lower().replace("data set", "dataset")):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
             yield stem(word)
 
@@ -204,7 +207,7 @@ def _rows_of(page: str, section: str, title: str, lines: Sequence[str]) -> Itera
         if anchor and codes:
             names = frozenset({anchor[1], codes[0], codes[0].split(".")[-1]})
             yield Passage(page, anchor[1], codes[0], text, names, is_part=True)
-        elif not page.startswith(OF_NUMBERS):
+        elif page.startswith(OF_ANSWERS):
             explained = codes if page == HELP_PAGE else ()
             messages = tuple(code for code in explained if not code.islower() or " " in code)  # no names of commands
             yield Passage(page, section, title, text, messages=messages, is_part=True)
@@ -321,7 +324,9 @@ def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
     scores = {one: fit for one in passages if (fit := score(one))}
     best: dict[str, Passage] = {}
     for one in sorted(scores, key=lambda one: -scores[one]):
-        best.setdefault(one.place, one)
+        first = best.setdefault(one.place, one)
+        if one.is_part and first.text.startswith("**") and not first.is_part:
+            best[one.place] = one  # a list of questions and answers begins with a question that nobody asked
     return list(best.values())[:MOST_FOUND]
 
 
