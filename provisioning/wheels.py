@@ -31,8 +31,9 @@ LAB = ("medsilo_lab", "medsilo_papers", "medsilo_server")  # the packages in the
 OF_LAB = (
     *("after/*", "provisioning", "reference/benchmarks", "reference/data", "reference/commands/begin"),
     *("reference/commands/lead", "reference/commands/one-machine", "reference/commands/runs"),
-    *("reference/keys/aggregation", "reference/keys/method", "reference/keys/network", "reference/run-folder"),
-    *("reference/run-folder/*", "research/compare", "research/extend", "research/methods", "research/methods/*"),
+    *("reference/keys/aggregation", "reference/keys/lines", "reference/keys/method", "reference/keys/network"),
+    *("reference/keys/task", "reference/run-folder", "reference/run-folder/*"),
+    *("research/compare", "research/extend", "research/methods", "research/methods/*"),
     *("start/data-set", "start/dicom", "trust/secure-aggregation", "trust/threat-model"),
     *("research/own-script", "research/python", "research/reproduce", "research/weights", "research/which-method"),
     *("start/taking-part", "start/tutorial", "study/consortium", "study/reading", "trust/reliability"),

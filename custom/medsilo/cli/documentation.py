@@ -27,6 +27,7 @@ CHECKOUT = PLACE.parent
 PAGES, LAB_PAGES = ROOT / "pages.json.bz2", ROOT / "lab_pages.json.bz2"
 HELP_PAGE = "study/help"  # the first column of the tables on this page contains symptoms
 REFERENCE = "reference/"
+OF_ANSWERS = ("study/", "trust/officer", "trust/reliability")  # on these pages, a row of a table answers a question
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
 IN_TITLE = 4  # weight of words in titles, relative to words in the text
@@ -35,27 +36,64 @@ USUAL_LENGTH = 120  # typical number of words in a passage of the documentation,
 _NO_WORDS = frozenset(  # frequent English words, which a search in the documentation ignores
     re.findall(
         r"\w+",
-        "a an and are as at be by can do does for from has have how i if in is it its me my no not of on or our that "
-        "the then there this to use we what when where which who why will with",
+        "a an and are as at be by can do does for from has have how i if in is it its me much my no not of on or our "
+        "than that the then there this to use we what when where which who why will with",
     )
 )
 # groups of words that mean the same in questions
 _SYNONYMS = (
-    "pick choose select",
+    "pick choose chosen select",
     "algorithm method",
     "cancel stop abort",
     "laptop machine computer",
     "reject decline",
-    "offline disconnected connected",
-    "crashed killed died restart",
-    "delete remove prune",
+    "offline internet airgap airgapped disconnected connected",
+    "crashed killed died restart reboot debug log",
+    "delete remove uninstall erase wipe prune",
     "proxy firewall",
     "boots systemd",
     "stolen lost revoke",
-    "withdraw leave decline",
+    "withdraw leave quit decline",
+    "kick ban exclude expel",
     "metrics monitor status progress",
-    "figure picture",
+    "figure plot graph picture draw",
     "learning training",
+    "hospital client node institution site",
+    "subject patient",
+    "parameters gradients weights",
+    "hyperparameter setting option key",
+    "encrypted ssl https tls",
+    "anonymise pseudonymise deidentify pseudonym",
+    "phi identify personal",
+    "hipaa law gdpr",
+    "contract agreement ethics irb",
+    "bandwidth traffic gigabytes bytes",
+    "straggler slow timeout",
+    "price free licence license",
+    "root sudo admin account",
+    "rights permission",
+    "significant p-value interval",
+    "excel spreadsheet csv table",
+    "saved stored written",
+    "sent send leave",
+    "auc auroc",
+    "dataloader loader",
+    "reproducible deterministic repeatable identical",
+    "transformer vit",
+    "foundation backbone pretrained",
+    "wsi pathology slide",
+    "lightgbm catboost xgboost tree",
+    "nlp language text",
+    "mac macos apple windows linux",
+    "ram memory",
+    "kubernetes podman docker container",
+    "password credentials certificate",
+    "poisoning byzantine malicious dishonest hostile",
+    "fake simulated simulator synthetic",
+    "split partition divide",
+    "heterogeneous differ",
+    "bug issue weakness",
+    "update upgrade",
 )
 _FENCED = re.compile(r"^```", re.M)
 _HEADING = re.compile(r"^(#{1,6}) (.+)$")
@@ -63,8 +101,15 @@ _ANCHOR = re.compile(r'<a name="([^"]+)"></a>')
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 # the beginning of a paragraph, or of an item in a list, that begins in bold
 _IN_BOLD = re.compile(r"^(?=(?:[-*] |\d+\. )?\*\*([^*]+)\*\*)", re.M)
+# the beginning of a paragraph in bold that is no part of a sentence
+_TITLE = re.compile(r"^(?:[-*] |\d+\. )?\*\*[^*]+[.?:]\*\*\s+")
+# a line break within a paragraph; code, lists and tables keep their lines
+_WRAPPED = re.compile(r"(?<=[^\s|])\n {0,3}(?=[^\s|#`*<\d-])")
 _CODE = re.compile(r"`([^`]+)`")
-_ENDINGS = ("ments", "ment", "ations", "ation", "ings", "ing", "ies", "ied", "ers", "er", "ed", "es", "s", "y", "e")
+_ENDINGS = re.compile(
+    "(?<=...)(?:abilit(?:y|ies)|ibilit(?:y|ies)|[ai]bl[ey]|at(?:ions?|e[sd]?|ing|ors?)|ments?|ions?|ings?|acy|"
+    "ie[sd]|e[rd]?s?|ally|l?y|(?<!s)s)$"
+)
 # Unicode characters for LaTeX commands in formulas.
 _SIGNS = {
     **{"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ"},
@@ -115,11 +160,15 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without their endings, and the parts of each dotted key."""
-    for found in re.findall(r"[\w.-]*\w", text.lower()):
+    """Yield the words of a text without their endings, and the parts of each dotted key; "data set" is one word."""
+    for found in re.findall(r"[\w.-]*\w", text.lower().replace("data set", "dataset")):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
-            ending = next((own for own in _ENDINGS if word.endswith(own) and len(word) - len(own) > 2), "")
-            yield word.removesuffix(ending)
+            yield stem(word)
+
+
+def stem(word: str) -> str:
+    """Return a word without its ending: "stopped" becomes "stop", and "normalization" becomes "normalis"."""
+    return re.sub(r"iz$", "is", re.sub(r"([bdgklmnprt])\1$", r"\1", _ENDINGS.sub("", word)))
 
 
 def slug(heading: str) -> str:
@@ -128,8 +177,8 @@ def slug(heading: str) -> str:
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield a page's sections, the paragraphs that begin in bold, and the table rows that have an anchor or explain an
-    error message.
+    """Yield a page's sections, the paragraphs that begin in bold, and the table rows that have an anchor or answer a
+    question.
     """
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
     for line in [*text.splitlines(), "# end"]:
@@ -144,23 +193,24 @@ def passages_of(page: str, text: str) -> Iterator[Passage]:
             if not anchor:
                 names |= {page, page.rpartition("/")[2], page.rpartition("/")[2].removesuffix("s")}
             yield Passage(page, anchor, whole, "\n".join(lines).strip(), frozenset(names))
-            yield from _rows_of(page, whole, lines)
+            yield from _rows_of(page, anchor, whole, lines)
             yield from _paragraphs_of(page, anchor, whole, "\n".join(lines))
         heading, lines = _ANCHOR.sub("", found[2]), []
         title, anchor = (title, slug(heading)) if title else (heading, "")
 
 
-def _rows_of(page: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
+def _rows_of(page: str, section: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
     for heads, cells in table_rows(lines):
         anchor = _ANCHOR.search(cells[0])
         codes = tuple(_CODE.findall(cells[0]))
-        messages = tuple(code for code in codes if not code.islower() or " " in code)  # no names of commands
         text = "\n".join(["| " + " | ".join(heads) + " |", "|---|", "| " + " | ".join(cells) + " |"])
         if anchor and codes:
             names = frozenset({anchor[1], codes[0], codes[0].split(".")[-1]})
             yield Passage(page, anchor[1], codes[0], text, names, is_part=True)
-        elif page == HELP_PAGE:
-            yield Passage(page, slug(title.partition(": ")[2]), title, text, messages=messages, is_part=True)
+        elif page.startswith(OF_ANSWERS):
+            explained = codes if page == HELP_PAGE else ()
+            messages = tuple(code for code in explained if not code.islower() or " " in code)  # no names of commands
+            yield Passage(page, section, title, text, messages=messages, is_part=True)
 
 
 def _paragraphs_of(page: str, anchor: str, title: str, text: str) -> Iterator[Passage]:
@@ -204,7 +254,14 @@ def pages_of(checkout: Path) -> dict[str, str]:
     if files and kits.is_file():
         files["provisioning"] = kits
     hidden = re.compile(r"<!--.*?-->|<picture>.*?</picture>|^!\[.*?\)$", re.S | re.M)
-    return {page: hidden.sub("", files[page].read_text("utf-8")) for page in sorted(files)}
+    return {page: unwrapped(hidden.sub("", files[page].read_text("utf-8"))) for page in sorted(files)}
+
+
+def unwrapped(text: str) -> str:
+    """Join the lines of each paragraph of a page; pages without line breaks in paragraphs compress better."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
+    parts[::2] = (_WRAPPED.sub(" ", part) for part in parts[::2])
+    return "".join(parts)
 
 
 def all_passages() -> list[Passage]:
@@ -261,13 +318,15 @@ def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
         if not covered:
             return 0
         agreement = 1 + 2 * len(one.heading & words) / (len(one.heading) + len(words))
-        in_reference = 0.8 if one.page.startswith(REFERENCE) else 1
+        in_reference = 0.65 if one.page.startswith(REFERENCE) else 1
         return sum(fits.values()) * math.sqrt(covered / sum(most.values())) * agreement * in_reference
 
     scores = {one: fit for one in passages if (fit := score(one))}
     best: dict[str, Passage] = {}
     for one in sorted(scores, key=lambda one: -scores[one]):
-        best.setdefault(one.place, one)
+        first = best.setdefault(one.place, one)
+        if one.is_part and first.text.startswith("**") and not first.is_part:
+            best[one.place] = one  # a list of questions and answers begins with a question that nobody asked
     return list(best.values())[:MOST_FOUND]
 
 
@@ -333,8 +392,11 @@ def in_signs(formula: str) -> str:
 def _first_sentence(passage: Passage) -> str:
     if passage.text.startswith("|"):
         [(_, cells), *_] = table_rows(passage.text.splitlines())
-        return plain_words(" — ".join(filter(None, cells[-2:])), passage.page)
+        shown = cells[-2:] if _ANCHOR.search(cells[0]) else cells
+        return plain_words(" — ".join(filter(None, shown)), passage.page)
     text = re.sub(r"^For: .*?$|^```.*?^```|^\|.*?$", "", passage.text, flags=re.M | re.S).strip()
+    if passage.is_part:
+        text = _TITLE.sub("", text)
     return plain_words(text.partition("\n\n")[0], passage.page)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import documentation, main
-from medsilo.cli.documentation import all_passages, in_signs, named, search
+from medsilo.cli.documentation import all_passages, in_signs, named, passages_of, search, shown, stem, unwrapped
 from medsilo.core.yaml_text import load_yaml
 from provisioning.wheels import LAB, OF_LAB, is_of_lab, write_pages
 from tests.federation.test_without_the_lab import HIDDEN
@@ -21,8 +21,8 @@ from tests.sources import modules, tree_of
 from tools.words import helps, messages, templates
 
 PASSAGES = all_passages()
-# for at least 18 of 20 questions, the first search results name the right page
-TWO_CLICKS = 0.9
+# for at least 19 of 20 questions, the first search results name the right page
+TWO_CLICKS = 0.95
 FIRST = 5
 
 
@@ -175,6 +175,44 @@ def test_a_search_lists_each_place_once_and_knows_synonyms() -> None:
 def test_a_paragraph_that_begins_in_bold_is_found_by_its_first_words() -> None:
     [first, *_] = search(PASSAGES, "back up the kit of a site")
     assert first.place == "study/join#what-the-machine-needs" and "startup/" in first.text and len(first.text) < 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "stop stops stopped stopping",
+        "encrypt encrypted encrypts encryption",
+        "reproduce reproducible reproducibility",
+        "evaluate evaluated evaluation evaluator",
+        "class classes",
+        "normalise normalised normalisation normalize normalization",
+    ],
+)
+def test_forms_of_a_word_have_one_stem(words: str) -> None:
+    assert len({stem(word) for word in words.split()}) == 1
+    assert len({stem(word) for word in ("table", "port", "image", "patient", "loss", "server")}) == 6
+
+
+def test_a_search_shows_the_answer_beside_a_question_and_the_whole_row_of_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = said(capsys, "Can we leave a study?")
+    assert (
+        "study/help#questions" in text and "\n    The hospital's engineer runs medsilo approve HASH --decline" in text
+    )
+    text = said(capsys, "What do I do when a hospital's disk is full?")
+    assert "    a hospital's disk is full — the hospital frees space" in text
+
+
+def test_joined_lines_print_as_the_lines_of_the_page(root: Path) -> None:
+    """The packed pages have no line breaks in paragraphs; headings, lists, tables and code stay as they are."""
+    joined = 0
+    for path in (root / "docs").rglob("*.md"):
+        text, page = path.read_text("utf-8"), path.relative_to(root / "docs").with_suffix("").as_posix()
+        one, other = ([(p.place, p.title, shown(p, 88)) for p in passages_of(page, t)] for t in (text, unwrapped(text)))
+        assert one == other, page
+        joined += text.count("\n") - unwrapped(text).count("\n")
+    assert joined > 1000
 
 
 def test_a_page_prints_each_row_once_and_a_command_s_name_is_no_message(capsys: pytest.CaptureFixture[str]) -> None:
