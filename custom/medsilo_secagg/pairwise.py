@@ -17,7 +17,6 @@ from medsilo_secagg.sealed_rounds import Blocks, terms_of, threshold_of
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo_secagg.sealed_site import SealedSite
-    from medsilo_server.sealed_server import SealedServer
 
 LEAST_SEALED = 3  # minimum number of hospitals in a round
 # methods of an aggregator's class that determine the result of aggregation
@@ -88,12 +87,6 @@ class Pairwise(SecureAggregation):
         from medsilo_secagg.sealed_site import SealedSite
 
         return SealedSite(context.plan, context.site, context.folder, signer_of(context.kit))
-
-    def server(self, scheduler: Any, state: Any, kit: Any) -> "SealedServer":
-        from medsilo_secagg.identity import signer_of
-        from medsilo_server.sealed_server import SealedServer
-
-        return SealedServer(scheduler, state, signer_of(kit) if kit else None)
 
 
 def _hospitals_that_cannot(plan: Any) -> Iterable[str]:

@@ -14,7 +14,8 @@ from medsilo.mixing.aggregators import WeightedMean
 from medsilo.mixing.mean_forms import MeanForm
 from medsilo.runs.messages import Joined, SecAggAnswer, SiteAnswer, Task
 from medsilo.schedule.phase import Phase
-from medsilo_secagg.identity import Certified, Signer, Unsigned
+from medsilo.site.kit import KitFiles
+from medsilo_secagg.identity import Certified, Unsigned, signer_of
 from medsilo_secagg.letters import KeyShares, Roster, needed
 from medsilo_secagg.sealed_rounds import (
     WORDS,
@@ -41,14 +42,15 @@ class SealedServer(RoundAggregation):
     unmask the sum of a round.
     """
 
-    def __init__(self, scheduler: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
+    def __init__(self, scheduler: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> None:
         """Create the server's side of secure aggregation for a study.
 
         Args:
-            signer: Detects false signatures before the server forwards keys; None to leave this to the hospitals.
+            kit: With a kit, the server detects false signatures before it forwards keys; without a kit, only hospitals
+                detect them.
         """
         super().__init__(state)
-        self.signer = signer
+        self.signer = signer_of(kit) if kit else None
         self.scheduler, self.plan = scheduler, state.plan
         state.store = self.store = SealedStore()
         self.layout, self.aggregators = state.layout, state.aggregators

@@ -10,7 +10,7 @@ A request passes through the layers in the following order:
     channel         NVFlare, or a loop over sites in this process
 
 Secure aggregation is not a channel layer but a `RoundAggregation` (server_state.py), because secure aggregation needs
-the state of the round. The separate package for secure aggregation is loaded through an entry point.
+the state of the round.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,17 @@ from pathlib import Path
 
 from medsilo.exchange.channel import Channel, Transport
 from medsilo.plan import Plan
+from medsilo.registry import PluginTable
 from medsilo.site.kit import KitFiles
 from medsilo_server.requests import ByteCounter, Notify, RequestScheduler, Retry
 from medsilo_server.server_state import RoundAggregation, ServerState
+
+# For each protocol of secure aggregation, the object that unmasks sums over sites.
+SEALED_SERVERS = PluginTable(
+    "medsilo.sealed_servers",
+    "medsilo_server.server_state:RoundAggregation",
+    {"pairwise": "medsilo_server.sealed_server:SealedServer"},
+)
 
 
 def asking(
@@ -50,5 +58,7 @@ def asking(
 
 def aggregation_of(scheduler: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
     """Return the object that aggregates the answers in each round, with or without secure aggregation."""
-    secure = state.plan.secure_aggregation.implementation
-    return secure.server(scheduler, state, kit) if secure else RoundAggregation(state)
+    if not state.plan.secure_aggregation.implementation:
+        return RoundAggregation(state)
+    sealed: RoundAggregation = SEALED_SERVERS[state.plan.secure_aggregation.mode](scheduler, state, kit)
+    return sealed

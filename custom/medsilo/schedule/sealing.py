@@ -2,7 +2,8 @@
 tensors.
 
 A package registers its secure aggregation as an entry point of the group `medsilo.aggregations`. A plan chooses a
-protocol of secure aggregation by the protocol's name.
+protocol of secure aggregation by the protocol's name. The protocol's object at the server is an entry point of the
+group `medsilo.sealed_servers` under the same name (medsilo_server/server_stack.py).
 """
 
 from abc import abstractmethod
@@ -41,7 +42,3 @@ class SecureAggregation(Feature):
     @abstractmethod
     def site(self, context: Any) -> Any:
         """Return the object that masks the tensors which a site sends (`UpdateCodec` in federation/site_context.py)."""
-
-    @abstractmethod
-    def server(self, scheduler: Any, state: Any, kit: Any) -> Any:
-        """Return the object that unmasks sums over sites (`RoundAggregation` in medsilo_server/server_state.py)."""
