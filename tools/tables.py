@@ -12,7 +12,9 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -20,8 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from medsilo import extend
-from medsilo.check.result import CHECKS
+from medsilo import check, extend
 from medsilo.cli import _program, all_commands
 from medsilo.core import model_folders
 from medsilo.core.section import Section
@@ -465,6 +466,15 @@ def wrapped(line: str) -> str:
     return "\n".join(lines)
 
 
+def checks() -> dict[str, str]:
+    """Return the descriptions of the checks of `medsilo check` by topic, from the modules of `medsilo.check`."""
+    told = defaultdict[str, list[str]](list)
+    for module in iter_modules(check.__path__, f"{check.__name__}."):
+        for topic, text in getattr(import_module(module.name), "CHECKS", {}).items():
+            told[topic].append(text)
+    return {topic: ". ".join(texts) for topic, texts in sorted(told.items())}
+
+
 def extension(place: ModuleType) -> str:
     """Return a table of the names that a module exports; each name has the first paragraph of its docstring."""
     own = {
@@ -532,7 +542,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "subgroup-pair": lambda: fields(subgroup_tables.SubgroupPair, "subgroups[].pairs[]."),
     "command-pages": command_pages,
     **{f"commands-{page}": partial(commands, people) for page, people in COMMANDS.items()},
-    "checks": lambda: table(("where", "what is checked"), [*CHECKS.items()]),
+    "checks": lambda: table(("where", "what is checked"), [*checks().items()]),
     "extend": lambda: extension(extend),
     "extend-lab": lambda: extension(extend_lab),
     "extend-methods": lambda: extension(extend_methods),

@@ -27,6 +27,12 @@ UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at t
 ABSENT: Any = object()  # marks a key that is missing from a plan
 SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence
 NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name": "the network"}
+CHECKS = {
+    "settings": "`local/` has not changed since the hospital's engineer accepted it",
+    "events": "nobody changed or removed a line of the kit's `events.log` before the last line that the kit's key "
+    "signed",
+    APPROVAL: "with `approval: required`, you approved this plan",
+}
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:

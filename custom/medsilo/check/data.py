@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from torch.utils.data import Dataset
 
@@ -25,16 +26,19 @@ FREQUENT = "; the score leaves with task.score=accuracy, which hides a rare clas
 FINER = {AUROC: "; task.score=balanced_accuracy has steps half as wide"}
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # the check warns if the largest class has more cases than the smallest class times this factor
+CHECKS = {
+    "data": "unreadable files; missing or wrong labels; patients in more than one of training, validation and test; "
+    "copied images; empty masks; data of one class only"
+}
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
-        what, _, remedy = problem.what.partition("; ")
-        left = f" ({_shown(problem.count, least)})" if problem.count else ""
-        left += "; left out" if problem.severity == "left out" else ""
+        told, _, remedy = problem.told(partial(_shown, least=least)).partition("; ")
+        told += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
-        yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
+        yield Finding(where, severity, told, remedy, problem.private)
     # with faulty data, the check can't judge the class balance and the number of cases
     if not survey.parts or not survey.usable:
         return

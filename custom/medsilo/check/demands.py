@@ -27,6 +27,11 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 
 CASES = {"train": "training", "validation": "validation", "test": "test"}
+CHECKS = {
+    "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
+    "duration of a round",
+    "privacy": "enough of your privacy budget is left",
+}
 
 
 def source_of(

@@ -29,6 +29,12 @@ from medsilo.tasks.shares import PARTS
 if TYPE_CHECKING:
     from medsilo.check.site_check import Visit
 
+CHECKS = {
+    "job": "the job names this site",
+    "policy": "`resources.json` and `privacy.json` allow the job",
+    "rehearsal": "whether `medsilo check` trained a few batches",
+}
+
 
 def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
     with guarded("data", report):

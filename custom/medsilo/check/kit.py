@@ -35,6 +35,11 @@ NVFLARE = "nvflare.private.fed.app."  # prefix of the names of NVFlare's program
 # programs that run a job and can outlive the kit's main process
 OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
+CHECKS = {
+    "certificates": "dates, root and name of the certificate; the key, and who may read the key's file; the signature "
+    "of `startup/`",
+    "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
+}
 
 
 @dataclass(frozen=True)

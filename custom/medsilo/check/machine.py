@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # patterns of device files that exist on Linux machines with a GPU
 PLATFORM = "nvflare"  # all sites must have the same major and minor version of NVFlare
 ROOM = 1 << 30  # bytes of disk space for logs and NVFlare's files, which a run needs besides its results
+CHECKS = {
+    "environment": "Python and every required package, in the versions that medsilo is tested with",
+    "disk": "the output folder is writable, has enough free space, and lies outside the folder of the data set",
+    "device": "this machine has the device, precision and CPU threads that the settings name",
+    "airlock": "unless `airlock` is `off`: whether this machine can run "
+    "[training scripts in a sandbox](../trust/airlock.md)",
+}
 
 
 def required_versions() -> dict[str, str]:

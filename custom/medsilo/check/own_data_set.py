@@ -12,6 +12,7 @@ from medsilo.site.settings import SiteSettings
 WHERE, TITLE = "data", "This hospital's data set"
 ACCEPT = "read it, then: medsilo data accept DATASET --by 'A. PERSON'"
 MAKE = "medsilo data FOLDER -o DATASET, accept it, then write data: DATASET into medsilo.yaml"
+CHECKS = {WHERE: "Somebody accepted the data set, whose files have not changed since"}
 
 
 def data_set_words(settings: SiteSettings, kit: KitFiles | None = None) -> list[tuple[str, str]]:

@@ -28,6 +28,10 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
 
 TIGHT = 0.8  # if training needs more than this fraction of the free memory, the check warns
+CHECKS = {
+    "memory": "the memory that a few batches of training need, compared with the free memory",
+    "time": "the predicted duration of a round at this site, compared with the plan's `participation.timeout`",
+}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Define findings and reports of a check. Findings and reports contain no patient data, so people may mail them."""
+"""Define findings and reports of a check. Findings and reports contain no patient data, so people may mail them.
+
+Each module of this package that yields findings describes them, by topic, in its `CHECKS`. The documentation shows
+these descriptions in a table.
+"""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,31 +20,6 @@ Cell = str | int | float
 APPROVAL = "approval"  # topic of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
-# For each topic in the report of a check, a description of the check
-CHECKS = {
-    "settings": "`medsilo.yaml` exists and is well-formed; `local/` has not changed since the hospital's engineer "
-    "accepted it",
-    "environment": "Python and every required package, in the versions that medsilo is tested with",
-    "disk": "the output folder is writable, has enough free space, and lies outside the folder of the data set",
-    "device": "this machine has the device, precision and CPU threads that the settings name",
-    "airlock": "unless `airlock` is `off`: whether this machine can run "
-    "[training scripts in a sandbox](../trust/airlock.md)",
-    "certificates": "dates, root and name of the certificate; the key, and who may read the key's file; the signature "
-    "of `startup/`",
-    "events": "nobody changed or removed a line of the kit's `events.log` before the last line that the kit's key "
-    "signed",
-    "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
-    "job, policy": "the job names this site; `resources.json` and `privacy.json` allow the job",
-    "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
-    "data": "somebody accepted the data set, whose files have not changed since. Unreadable files; missing or wrong "
-    "labels; patients in more than one of training, validation and test; copied images; empty masks; data of one class "
-    "only",
-    "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
-    "duration of a round",
-    "memory": "the memory that a few batches of training need, compared with the free memory",
-    "rehearsal": "whether `medsilo check` trained a few batches",
-    "time": "the predicted duration of a round at this site, compared with the plan's `participation.timeout`",
-}
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 
 

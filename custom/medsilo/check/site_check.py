@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # a check that is not about a job needs no training code
     from medsilo.plan import Plan
 
 UNSEEN = "no job was given, so the data were not looked at"
+CHECKS = {"settings": "`medsilo.yaml` exists and is well-formed"}
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ Severity = Literal["stops", "left out", "note"]
 class Problem:
     """A problem of a site's data, and the number of affected cases.
 
-    The description names the problem and its remedy, but no file and no patient. The private texts name files or
-    patients, so they must not leave the hospital.
+    The description names the problem and, after "; ", the remedy. The description contains no number of cases or
+    patients: a reader writes this number only into `count`, which the check suppresses if it is small. The description
+    names no file and no patient. The private texts name files or patients, so they must not leave the hospital.
 
     The severity is "stops" if training rejects the data, "left out" if training leaves out the affected cases, and
     "note" if all cases are used.
@@ -38,8 +39,17 @@ class Problem:
 
     @property
     def counted(self) -> str:
+        """The description with the exact count, which only people who may read the data may see."""
+        return self.told(str)
+
+    def told(self, shown: Callable[[int], object]) -> str:
+        """Return the description with the count.
+
+        Args:
+            shown: converts the count to the text or number that a reader of the description may see
+        """
         what, semicolon, remedy = self.what.partition("; ")
-        return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
+        return f"{what} ({shown(self.count)}){semicolon}{remedy}" if self.count else self.what
 
 
 def refuse_what_stops(problems: Sequence[Problem]) -> None:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import numpy as np
 import psutil
@@ -46,7 +47,7 @@ from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
-from medsilo.tasks.survey import PartFacts, Survey
+from medsilo.tasks.survey import PartFacts, Problem, Severity, Survey
 from medsilo_lab.engines import inprocess
 from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan, over_all
@@ -67,6 +68,7 @@ from tests.unit.medsilo_lab.test_provision import kits_of
 from tests.unit.medsilo_papers.test_nuclei import draw
 from tests.unit.project.test_docs import commands
 from tools import dependencies
+from tools.tables import checks
 
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
 PLAN = make_plan("fedavg", *SMALL)
@@ -87,6 +89,8 @@ def visit(**changes: object) -> Visit:
 
 
 def found(report: Report, where: str, severity: str) -> list[Finding]:
+    """Return the findings of a topic; each topic of the report has a description for the documentation."""
+    assert {finding.where for finding in report.findings} <= checks().keys()
     return [finding for finding in report.findings if (finding.where, finding.severity) == (where, severity)]
 
 
@@ -576,6 +580,21 @@ def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
     assert [list(row) for row in table.rows] == [["train", 26, 24], ["validation", few, few], ["test", 30, few]]
     said = " ".join(finding.what for finding in data_findings(survey, plan, 5))
     assert few in said and " 4 " not in said and "3 test patients" not in said
+
+
+@pytest.mark.parametrize("severity", get_args(Severity))
+def test_a_problem_of_few_patients_has_one_public_text(severity: Severity) -> None:
+    """The public texts of a problem are the same for each number of patients below `min_patients_per_metric`."""
+    plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
+
+    def mailed(patients: int) -> str:
+        problem = Problem(severity, "patients have no age; add it", patients, ("Müller",) * patients)
+        report = Report({}, [*data_findings(Survey({}, problems=(problem,)), plan, 5)])
+        return report.as_text() + json.dumps(report.as_json())
+
+    few = {mailed(patients) for patients in (1, 2, 4)}
+    assert len(few) == 1 and "patients have no age (fewer than 5)" in few.pop()
+    assert "patients have no age (5)" in mailed(5) and "patients have no age (" not in mailed(0)
 
 
 def windows(folder: Path, **changes: np.ndarray) -> Path:

@@ -15,8 +15,12 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 
 import medsilo
+from medsilo.check.data import data_findings
+from medsilo.check.result import Report
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, PlanError
+from medsilo.federation.protection import UNFIT
+from medsilo.federation.refusals import public_reason
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks import columns
@@ -26,6 +30,7 @@ from medsilo.tasks.survey import Problem
 from medsilo.tasks.table_reader import TableReader
 from tests import inprocess
 from tests.conftest import over_all
+from tests.sites import site_of
 
 SITES = ("a", "b", "c")
 COLUMNS = ["age", {"name": "sex", "levels": ["m", "f"]}]
@@ -217,18 +222,18 @@ def test_points_between_thousands_are_read_where_a_column_shows_what_they_are(tm
         assert len(plan_of().task.site_data("a", SITES, 0, source_of(tmp_path / "unclear", decimal=",")).train) == 18
 
 
-BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
-    (lambda rows: rows[2].__setitem__(1, "nan "), "note", "no value of 'age'"),
-    (lambda rows: rows[2].__setitem__(1, "1e999"), "note", "'age' that is not a number"),
-    (lambda rows: rows[2].__setitem__(1, "sixty"), "note", "'age' that is not a number"),
-    (lambda rows: rows[2].__setitem__(1, "1_0"), "note", "'age' that is not a number"),
-    (lambda rows: rows[2].__setitem__(2, "X"), "note", "level of 'sex' that the plan does not know"),
-    (lambda rows: rows[2].__setitem__(3, "maybe"), "stops", "a label that is not the plan's (no, yes)"),
-    (lambda rows: rows[2].__setitem__(0, ""), "left out", "no patient"),
-    (lambda rows: rows[2].append("surplus"), "left out", "more or fewer cells"),
-    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),
-    (lambda rows: rows[2].__setitem__(0, "x" * 2000), "left out", "no patient"),
-    (lambda rows: rows.append(rows[2]), "note", "lines of one patient are there twice"),
+BAD: list[tuple[Callable[[list[list[Any]], int], Any], str, str]] = [
+    (lambda rows, at: rows[at].__setitem__(1, "nan "), "note", "no value of 'age'"),
+    (lambda rows, at: rows[at].__setitem__(1, "1e999"), "note", "'age' that is not a number"),
+    (lambda rows, at: rows[at].__setitem__(1, "sixty"), "note", "'age' that is not a number"),
+    (lambda rows, at: rows[at].__setitem__(1, "1_0"), "note", "'age' that is not a number"),
+    (lambda rows, at: rows[at].__setitem__(2, "X"), "note", "level of 'sex' that the plan does not know"),
+    (lambda rows, at: rows[at].__setitem__(3, "maybe"), "stops", "a label that is not the plan's (no, yes)"),
+    (lambda rows, at: rows[at].__setitem__(0, ""), "left out", "no patient"),
+    (lambda rows, at: rows[at].append("surplus"), "left out", "more or fewer cells"),
+    (lambda rows, at: rows[at].__setitem__(8, "x" * 2000), "note", ""),
+    (lambda rows, at: rows[at].__setitem__(0, "x" * 2000), "left out", "no patient"),
+    (lambda rows, at: rows.append(rows[at]), "note", "lines of one patient are there twice"),
 ]
 
 
@@ -244,7 +249,7 @@ def test_lines_that_are_alike_are_no_patients_lines_where_nobody_is_named(tmp_pa
 @pytest.mark.parametrize(("spoil", "severity", "words"), BAD, ids=[words or "not read" for _, _, words in BAD])
 def test_a_bad_line_is_named_privately(spoil: Callable, severity: str, words: str, tmp_path: Path) -> None:
     rows = lines()
-    spoil(rows)
+    spoil(rows, 2)
     write(tmp_path, rows)
     survey = plan_of().task.survey("a", SITES, 0, source_of(tmp_path))
     found = [problem for problem in survey.problems if words and words in problem.what]
@@ -253,6 +258,42 @@ def test_a_bad_line_is_named_privately(spoil: Callable, severity: str, words: st
     if words and "twice" not in words:
         assert found[0].private == ("line 4",)
     assert survey.usable == (severity != "stops")
+
+
+@pytest.mark.parametrize(("spoil", "severity", "words"), BAD, ids=[words or "not read" for _, _, words in BAD])
+def test_nobody_outside_learns_how_few_lines_are_bad(
+    spoil: Callable, severity: str, words: str, tmp_path: Path
+) -> None:
+    """The check's texts are the same for each number of bad lines below `min_patients_per_metric`."""
+    plan, told = plan_of(), dict[int, str]()
+    for bad in (1, 3, 4, 5):
+        rows = lines(60)
+        for at in range(bad):
+            spoil(rows, at)
+        write(tmp_path, rows)
+        findings = data_findings(plan.task.survey("a", SITES, 0, source_of(tmp_path)), plan, 5)
+        report = Report({}, [one for one in findings if one.severity != "ok"])  # "ok" counts the good cases
+        told[bad] = report.as_text() + json.dumps(report.as_json())
+    assert told[1] == told[3] == told[4]
+    assert ("(fewer than 5)" in told[4] and "(5)" in told[5]) == bool(words)
+
+
+def test_a_refusal_does_not_tell_the_server_how_many_patients_are_in_two_parts(tmp_path: Path) -> None:
+    """The exact count is in the error's private text, which stays at the hospital."""
+    for several in (1, 7):
+        head, rows = (
+            (*HEAD, "part"),
+            [[*row, ("train", "validation", "test")[at % 3]] for at, row in enumerate(lines())],
+        )
+        rows += [[*row[:-1], "test" if row[-1] == "train" else "train"] for row in rows[:several]]
+        write(tmp_path / str(several), rows, head)
+        columns = {"patient": "pid", "part": "part"}
+        data = described(tmp_path / str(several), outcome=["outcome"]) | {"columns": columns}
+        settings = make_settings({"device": "cpu", "data": data}, "a test")
+        with pytest.raises(DataError) as refused:
+            site_of(plan_of(), "a", SITES, settings, tmp_path / f"{several}/study/sites/a")
+        assert public_reason(refused.value) == UNFIT and "two parts by the table" in refused.value.private
+        assert f"known patients ({several}); " in refused.value.private
 
 
 def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
