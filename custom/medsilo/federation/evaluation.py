@@ -159,7 +159,7 @@ def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
 def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
     """Raise a DataError unless a site's inputs have the shape that the task requires.
 
-    The error may leave the site, because the error's text contains counts but no file names.
+    The error may leave the site, because the error's text contains no counts and no file names.
 
     If a site's cases are not in memory, the function checks only the first training case. No test case is read, because
     a study reads test cases only at its end.
@@ -175,6 +175,6 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
     if isinstance(data, Cases) and not is_finite(data.inputs):
         wrong = ~data.inputs.isfinite().flatten(1)
         raise DataError(
-            f"{int(wrong.sum())} values in {int(wrong.any(1).sum())} of {len(data)} cases of the {part} part are NaN "
-            "or infinite; correct them at the site"
+            f"inputs of the {part} part are NaN or infinite; correct them at the site",
+            private=f"{int(wrong.sum())} values in {int(wrong.any(1).sum())} of {len(data)} cases",
         )

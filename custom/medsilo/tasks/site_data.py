@@ -168,9 +168,7 @@ def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[in
     """
     names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
     if len(names) < fold.of:
-        raise DataError(
-            f"{fold.of} folds need at least as many patients, and this site has {len(names)}; ask for fewer folds"
-        )
+        raise DataError(f"{fold.of} folds need at least as many patients, and this site has fewer; ask for fewer folds")
     turn = {name: place % fold.of for place, name in enumerate(names)}
     part = {(fold.number - 1) % fold.of: 2, fold.number % fold.of: 1}
     dealt: list[list[int]] = [[], [], []]

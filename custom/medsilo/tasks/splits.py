@@ -45,7 +45,7 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
     names, places, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     if len(names) < 3:
         raise DataError(
-            f"the site's data are of {len(names)} patients (or images); train, validation and test need one each"
+            "the site has fewer than 3 patients (or images); training, validation and test need at least one each"
         )
     part, held = np.zeros(len(names), np.int64), np.zeros(3)
     for done, group in enumerate(np.random.default_rng(seed).permutation(len(names))):

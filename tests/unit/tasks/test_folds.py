@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import ConcatDataset
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
+from medsilo.federation.evaluation import check_inputs
 from medsilo.tasks.shares import PARTS
-from medsilo.tasks.site_data import SiteData, folded, labels_of, patients_of, places_in
+from medsilo.tasks.site_data import Cases, SiteData, folded, labels_of, patients_of, places_in
+from medsilo.tasks.splits import parts_by_draw
 from medsilo.tasks.task import Fold
 from medsilo_lab.study.evidence import Scores, joined
 from medsilo_lab.study.verdict_file import read_verdict
@@ -39,7 +42,7 @@ def test_a_site_s_folds_depend_on_its_patients_and_its_own_number_alone() -> Non
     test = {patients[place] for place in places_in(fold, patients, 0)[2]}
     assert {patients[::-1][place] for place in places_in(fold, patients[::-1], 0)[2]} == test and len(test) == 3
     assert {patients[place] for place in places_in(fold, patients, 1)[2]} != test
-    with pytest.raises(DataError, match="4 folds need.*site has 3"):
+    with pytest.raises(DataError, match="4 folds need.*site has fewer"):
         places_in(fold, ["a", "b", "c"], 0)
 
 
@@ -88,3 +91,24 @@ def test_a_comparison_with_folds_is_resumed_and_tells_each_patient_once(
     assert main(command) == 0
     again = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
     assert {path for path in again if again[path] != made[path]} == {gone / "summary.json"}
+
+
+def test_a_refusal_of_folds_or_inputs_tells_no_count() -> None:
+    """A lead may read the refusal, so it must be the same with one patient more."""
+
+    def folds(patients: int) -> None:
+        places_in(Fold(number=1, of=10), [f"p{number}" for number in range(patients)], 0)
+
+    def parts(patients: int) -> None:
+        parts_by_draw([f"p{number}" for number in range(patients)], (0.6, 0.2, 0.2), 0)
+
+    def inputs(patients: int) -> None:
+        check_inputs("test", Cases(torch.full((patients, 2), torch.nan), torch.zeros(patients), [""] * patients), (2,))
+
+    for refused, counts in ((folds, (3, 4)), (parts, (1, 2)), (inputs, (3, 4))):
+        texts = []
+        for count in counts:
+            with pytest.raises(DataError) as caught:
+                refused(count)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1]
