@@ -74,7 +74,7 @@ class FedCE(WeighingMethod):
             score = context.cases.told_score(without(context.modules["model"], context.modules["sent"], share))
             if score is None:
                 raise Refused(
-                    "fedce weights hospitals by validation scores, and this one is not disclosed; choose fedavg"
+                    "fedce weights hospitals by validation scores, and this one has none to send; choose fedavg"
                 )
             numbers["scores"].add_(score)
             numbers["rounds"].add_(1)

@@ -83,6 +83,10 @@ def score_findings(data: SiteData, plan: Plan, settings: SiteSettings) -> Iterat
             continue
         resolution = resolution_of(settings, synthetic, names, sway)
         held, step = is_swayed(resolution, sway, least), resolution.step(*goal.metric_range)
+        if not held and sway == math.inf:
+            told = f"{part}: one class only, so the {IN_WORDS[goal.metric]} is undefined, and means leave it out"
+            yield Finding("data", "note", told, LARGER)
+            continue
         if not held and step <= COARSE:
             continue
         sizes = Counter(label for _, label in {*zip(names, labels.tolist(), strict=True)})

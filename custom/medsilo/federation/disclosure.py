@@ -71,7 +71,7 @@ def resolution_of(settings: SiteSettings, synthetic: bool, patients: Sequence[st
         sway: The largest change of the score that one patient can cause, if it exceeds the patient's fraction of cases.
     """
     own = settings.resolution(patients, synthetic)
-    return own if sway is None else replace(own, weight=max(own.weight, sway))
+    return own if sway is None else replace(own, weight=max(own.weight, min(sway, 1.0)))
 
 
 def is_swayed(resolution: Resolution, sway: float | None, least: int) -> bool:
@@ -155,7 +155,7 @@ class Disclosure:
         The site reports the round of the model that it selects, so the rank may only depend on scores that the site
         also sends. If the site sends no scores, the model of the last round ranks highest.
         """
-        if self._how("validation") != "exact":
+        if self._how("validation") != "exact" or "validation" in self.suppressed:
             return float(rounds) if scored.noisy is None else scored.noisy
         return scored.score if math.isfinite(scored.score) else -sys.float_info.max
 
@@ -215,13 +215,13 @@ class Disclosure:
     @property
     def scores_within(self) -> bool:
         """True if the site may send a validation score that a method requests within a round."""
-        return self.cases["validation"] > 0 and self.tells("validation") and not self.noisy
+        return self.cases["validation"] > 0 and "validation" not in self.suppressed and not self.noisy
 
     # ------------------------------------------------------------------ subgroups
     @property
     def tells_subgroups(self) -> bool:
         """True if the hospital declares subgroups, and the site sends its test score without noise."""
-        return bool(self.levels) and self.numbers is None and self.tells("test")
+        return bool(self.levels) and self.numbers is None and "test" not in self.suppressed
 
     @cached_property
     def told_levels(self) -> dict[Level, Resolution]:
@@ -384,7 +384,16 @@ class Disclosure:
 
     @property
     def suppressed(self) -> list[Part]:
-        return [part for part in SCORED if not self.tells(part)]
+        """The parts of the data without a score: the site must not send the score, or the score is undefined."""
+        return [part for part in SCORED if not self.tells(part) or self.is_undefined(part)]
+
+    def is_undefined(self, part: Part) -> bool:
+        """True if the score is undefined, as the AUROC is if all cases have one class, and if the site may say so.
+
+        At a hospital whose patients need protection, the score is suppressed instead. Otherwise, the answer would
+        reveal that all patients have one class.
+        """
+        return self.sway[part] == math.inf and self.tells(part)
 
     def score(self, part: Part, score: float) -> float:
         return self.resolution[part].mean(score, *self.task.goal.metric_range)

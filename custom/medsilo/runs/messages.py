@@ -170,7 +170,7 @@ class SiteAnswer(MessageFacts):
     seconds: Annotated[float, Field(ge=0, le=1e9)]
     memory: Annotated[float, Field(ge=0, le=2**53)]
     warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS)]
-    # Parts of the data (validation or test) whose scores the site suppresses.
+    # Parts of the data (validation or test) whose scores the site suppresses, or whose scores are undefined.
     suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of the data (validation or test) whose scores have noise for differential privacy.
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []

@@ -25,7 +25,7 @@ from medsilo.runs.fields import (
     Share,
     Text,
 )
-from medsilo.runs.score import UNIT_RANGE, Interval, Score
+from medsilo.runs.score import SUPPRESSED, UNDEFINED, UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
 SEE_LOG = "see the server's log"  # if an unexpected error ended the run, the reason of the failure ends with this text
@@ -147,7 +147,8 @@ class SiteResult(RecordPart):
     test: dict[str, Figure | None] | None = Field(
         None,
         description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
-        "are `null` if they cover fewer cases than the site's `min_patients_per_metric`",
+        "are `null` if they cover fewer cases than the site's `min_patients_per_metric`. The metric is also `null` if "
+        "it is undefined, as the AUROC is if all test cases have one class",
     )
     figures: dict[str, Number | None] = Field(
         {},
@@ -299,7 +300,7 @@ class Summary(RecordPart):
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that disclose their test score; `null` if no site discloses its score. "
+        description="mean over the sites that disclose their test score; `null` if no site has a score to disclose. "
         "If sites annotated different structures: for each structure, the mean over the sites that annotated "
         "the structure; then the mean of these values over structures",
     )
@@ -351,12 +352,13 @@ class Summary(RecordPart):
         result = self.sites.get(site) or self.evaluation_sites.get(site) or SiteResult()
         told = result.test or {}
         cases = told.get("cases")
+        undefined = self.metric in result.figures and result.figures[self.metric] is None
         return Score.told(
             told.get(self.metric),
             None if cases is None else int(cases),
             result.steps.get("test", 0.0),
             trained=self.selected.rounds.get(site) != 0,
-            suppressed=self.metric in result.suppressed,
+            absent="suppressed" if self.metric in result.suppressed else "undefined" if undefined else "missing",
             bounds=self.bounds,
         )
 
@@ -387,8 +389,8 @@ class Summary(RecordPart):
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
         if told is None or not known:
-            withheld = any(score.kind == "suppressed" for score in scores.values())
-            return Score(kind="suppressed" if withheld else "missing")
+            kinds = {score.kind for score in scores.values()}
+            return Score(kind=SUPPRESSED if SUPPRESSED in kinds else UNDEFINED if UNDEFINED in kinds else "missing")
         cases = [float(score.n or 0) for score, _ in known]
         weights = cases if by_cases and any(cases) else [1.0] * len(known)
         ends = [(value - (score.low or 0.0), (score.high or 0.0) - value) for score, value in known]

@@ -6,13 +6,15 @@ depends on the number of cases.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field
 
 from medsilo.runs.fields import Amount, Count, Metric, RecordPart
 
-MISSING, SUPPRESSED, UNTRAINED, SEEN = "–", "suppressed", "untrained", "seen in training"
+MISSING, UNTRAINED, SEEN = "–", "untrained", "seen in training"
+SUPPRESSED: Final = "suppressed"
+UNDEFINED: Final = "undefined"
 DIGITS, DIGITS_OF_FEW = 3, 2  # number of decimal places of a score over many cases, and over few cases
 FEW = 100  # for fewer cases than this, a score's third decimal place is meaningless
 UNIT_RANGE = (0.0, 1.0)
@@ -20,9 +22,10 @@ Interval = tuple[float, float]
 
 
 class Score(RecordPart):
-    kind: Literal["value", "range", "suppressed", "missing"] = Field(
+    kind: Literal["value", "range", "suppressed", "undefined", "missing"] = Field(
         description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because the score "
-        "covers too few patients; `missing`: no score"
+        "covers too few patients; `missing`: no score. `undefined`: the metric is undefined, as is the AUROC of cases "
+        "of one class"
     )
     value: Metric | None = Field(None, description="the score, if it is exact")
     low: Metric | None = Field(None, description="smallest possible value")
@@ -44,16 +47,17 @@ class Score(RecordPart):
         *,
         trained: bool = True,
         seen: bool = False,
-        suppressed: bool = False,
+        absent: Literal["suppressed", "undefined", "missing"] = "missing",
         bounds: Interval = UNIT_RANGE,
     ) -> Self:
         """Create a score from the number that a site disclosed.
 
         Args:
             step: step to which the site rounded the number
+            absent: why there is no number, if `value` is None
         """
         if value is None:
-            return cls(kind="suppressed" if suppressed else "missing", n=n, step=step, trained=trained, seen=seen)
+            return cls(kind=absent, n=n, step=step, trained=trained, seen=seen)
         if not step:
             return cls(kind="value", value=value, low=value, high=value, n=n, trained=trained, seen=seen)
         low, high = (min(max(value + off, bounds[0]), bounds[1]) for off in (-step / 2, step / 2))
@@ -86,7 +90,7 @@ class Score(RecordPart):
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return SUPPRESSED if self.kind == "suppressed" else MISSING
+            return self.kind if self.kind in (SUPPRESSED, UNDEFINED) else MISSING
         if self.kind == "value":
             text = number_text(self.low, self.n)
         else:

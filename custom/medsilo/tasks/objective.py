@@ -172,7 +172,8 @@ class Objective(ABC):
         """Return the largest change of a data set's score that one patient can cause.
 
         By default, the method returns None; then, one patient's influence equals the fraction of cases that belong to
-        this patient.
+        this patient. The method returns infinity if the score is undefined for every model, as the AUROC is if all
+        cases have one class.
 
         Args:
             data: the data set

@@ -2,6 +2,7 @@
 chooses between these metrics and the accuracy.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Final, Literal, Self
@@ -21,7 +22,6 @@ BALANCED: Final = "balanced_accuracy"
 AUROC: Final = "auroc"
 IN_WORDS = {ACCURACY: "accuracy", BALANCED: "balanced accuracy", AUROC: "AUROC"}
 Deciding = Literal["accuracy", "balanced_accuracy", "auroc"]
-COIN = 0.5  # AUROC if no two cases have different classes
 
 
 class ScoredTogether(Classification):
@@ -83,7 +83,8 @@ class ScoredTogether(Classification):
 
     def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
         """For each patient, compute the fraction of the score that the patient's cases determine: with the AUROC, the
-        fraction of pairs that contain the patient. Return the largest of these fractions.
+        fraction of pairs that contain the patient. Return the largest of these fractions, or infinity if all cases
+        have one class.
 
         A class with fewer than `least` patients counts as a class with one patient, even if the class has no patient.
         Otherwise, the result would reveal whether one patient has a rare class.
@@ -101,7 +102,7 @@ class ScoredTogether(Classification):
         table.index_put_((places, labels.long()), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
         sizes = (table > 0).sum(0)
         if (sizes > 0).sum() < 2:
-            return 1.0
+            return math.inf
         share = table / table.sum(0)  # of each class, the fraction of cases that belongs to each patient
         share[:, sizes < least] = 1.0
         if self.metric == AUROC:
@@ -174,14 +175,15 @@ def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
 
     A case's number is computed from the mean of the case's class, so that the variance of the numbers is the variance
     of the metric. For the AUROC, the numbers are the placement values of DeLong (1988). The AUROC of several classes is
-    the mean over classes, each compared with all other classes.
+    the mean over classes, each compared with all other classes. If all cases have one class, both metrics are
+    undefined, and the numbers are NaN.
 
     Args:
         labels: the class of each case, [cases]
         chances: the probability of each class, [cases, classes]
     """
     number, classes = chances.shape
-    if not chances.isfinite().all():
+    if not chances.isfinite().all() or len(labels.unique()) < 2:
         return torch.full((number,), torch.nan, dtype=torch.float64)
     sides, values = [], []
     right = (chances.argmax(1) == labels).double()
@@ -194,8 +196,6 @@ def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
             sides.append([own, ~own])
             values.append(_placements(chances[:, label].double(), own))
     found = torch.zeros(number, dtype=torch.float64)
-    if len(labels.unique()) < 2:
-        return found + (COIN if metric == AUROC else 1 / classes)
     for several, value in zip(sides, values, strict=True):
         found += value[several[0]].mean()
         for side in several:

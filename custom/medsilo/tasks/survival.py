@@ -15,7 +15,6 @@ AT_ONCE = 2**24  # limit on the number of pairs of cases that are compared at on
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
 RISK = "log_risk"  # name of the column in predictions.csv that contains the risk
-COIN = 0.5  # concordance if no two cases can be compared
 
 
 class Survival(Objective):
@@ -54,13 +53,16 @@ class Survival(Objective):
         return self.case_losses(output, target).mean()
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return a number for each case, so that the mean of these numbers is the concordance index."""
+        """Return a number for each case, so that the mean of these numbers is the concordance index.
+
+        If no two cases can be compared, the concordance index is undefined, and the numbers are NaN.
+        """
         right, compared = concordant_pairs(output[:, 0], target)
         whole = compared.sum()
-        return right * len(right) / whole if whole else torch.full_like(right, COIN)
+        return right * len(right) / whole if whole else torch.full_like(right, math.nan)
 
     def score(self, scores: Tensor) -> float:
-        return min(1.0, super().score(scores))  # because of rounding errors, the score could exceed 1
+        return min(super().score(scores), 1.0)  # because of rounding errors, the score could exceed 1
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return a number for each selected case, so that the mean of these numbers is the concordance index.
@@ -93,7 +95,7 @@ class Survival(Objective):
         cases.
         """
         compared = float(measures[COMPARED].sum())
-        known = float(measures[RIGHT].sum()) / compared if compared else COIN
+        known = float(measures[RIGHT].sum()) / compared if compared else math.nan
         return means({self.metric: torch.full((len(patients),), known, dtype=torch.float64)}, least)
 
     @property
@@ -102,7 +104,7 @@ class Survival(Objective):
 
     def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
         """For each patient, compute the fraction of comparable pairs that contain the patient. Return the largest of
-        these fractions; 1 if no pairs are comparable.
+        these fractions; infinity if no pairs are comparable.
         """
         target = getattr(data, "targets", None)
         if not isinstance(target, Tensor) or not len(target):
@@ -117,7 +119,7 @@ class Survival(Objective):
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
-        return min(1.0, float(own.max()) / whole) if whole else 1.0
+        return min(1.0, float(own.max()) / whole) if whole else math.inf
 
 
 def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,14 @@ each hospital.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from medsilo.federation.disclosure import Told
+from medsilo.federation.disclosure import Part, Told, finite
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.participant import Participant, parts_of
 from medsilo.federation.raw_results import ExactScores
@@ -63,12 +64,18 @@ class AtHospitals(Evaluation):
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
-        which = "test" if part is self.data.test else "validation"
+        which: Part = "test" if part is self.data.test else "validation"
         for site, hospital in self.hospitals.items():
             self.scores[site].append(super().evaluate(getattr(hospital.data, which), stop, model, measuring))
         losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
+        defined = [
+            score
+            for hospital, score in zip(self.hospitals.values(), scores, strict=True)
+            if not hospital.disclosure.is_undefined(which)
+        ]
         together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
-        return sum(losses) / len(losses), sum(scores) / len(scores), together
+        mean = sum(defined) / len(defined) if defined else math.nan
+        return sum(losses) / len(losses), mean, together
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
@@ -84,7 +91,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
         hospital.disclosure.write_cases(hospital.context.folder, test[2])
         told = tested[site] = hospital.disclosure.tested(selected, ExactScores(*test))
         scored = iter(curve)
-        validation = [next(scored)[1] if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]
+        validation = [finite(next(scored)[1]) if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]
         sites[site] = inner.changed(
             cases=hospital.disclosure.cases,
             classes=hospital.disclosure.classes(),

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from medsilo.core.errors import Refused
+from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import participant_of
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import ExactScores, ExactTest
@@ -36,6 +37,12 @@ class Judged:
     exact: SiteResult  # exact results over all cases, which stay at the hospital
     labels: Sequence[str]
     seen: bool  # true if the hospital trained the model, so that some of the tested patients trained it
+
+    @property
+    def score(self) -> Score:
+        """The exact score over all cases, which stays at the hospital."""
+        known = finite(float(self.test.scores.values.mean()))
+        return Score.told(known, self.test.scores.people, seen=self.seen, absent="undefined")
 
     def against(self, other: "Judged") -> Difference:
         return compare([{"here": self.test.scores}], [{"here": other.test.scores}])
@@ -80,11 +87,14 @@ def judged(
         }
         step = judge.disclosure.steps.get("test", 0.0)
         seen = site in source.plan.participation.sites
-        leaving = Score.told(reported["test"], reported["cases"], step, seen=seen, suppressed=True)
+        absent: Literal["undefined", "suppressed"] = (
+            "undefined" if judge.disclosure.is_undefined("test") else "suppressed"
+        )
+        leaving = Score.told(reported["test"], reported["cases"], step, seen=seen, absent=absent)
         metric, whose = plan.task.goal.metric, np.unique(patients_of(data.test), return_inverse=True)[1]
         own = Scores(scores.measures[metric].numpy(), whose)
         counts = plan.task.goal.counts(scores.measures, patients_of(data.test), 1)
-        facts = {"counts": counts, "test": scores.score, "test_loss": scores.loss}
+        facts = {"counts": counts, "test": finite(scores.score), "test_loss": scores.loss}
         exact = SiteResult(**tested_as(plan.task, facts, len(whose), None))
         test = SiteTest(metric, own, scores.measures)
         found.append(Judged(test, reported, leaving, exact, plan.task.goal.label_names, seen))

@@ -6,7 +6,7 @@ from typing import Any
 
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo.runs.score import Score, number_text
+from medsilo.runs.score import number_text
 from medsilo.site import signed
 from medsilo_lab.deploy import model_card
 from medsilo_lab.release import external_test
@@ -60,8 +60,8 @@ def write_validation(
     for release, judged in zip(releases, found, strict=True):
         scores = judged.test.scores
         cells = [
-            score_cell(Score.told(float(scores.values.mean()), scores.people, seen=judged.seen)),
-            cell(judged.test.interval, n=scores.people) if judged.test.interval else cell(None, "too few patients"),
+            score_cell(judged.score),
+            _interval_cell(judged),
             cell(scores.cases),
             cell(scores.people),
             score_cell(judged.leaving),
@@ -69,7 +69,9 @@ def write_validation(
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first, tested = rows[0][1][0]["text"], found[0].test.scores
     headline = f"Here the model reaches {metric} {first} over {counted(tested.cases, 'case')}."
-    if len(found) > 1:
+    if not found[0].score.known:
+        headline = f"The {counted(tested.cases, 'case')} here have no {metric}, as cases of one class have no AUROC."
+    elif len(found) > 1:
         told = found[1].against(found[0])
         ends = max(told.low, -1.0), min(told.high, 1.0)
         within = NO_INTERVAL if ends == (-1.0, 1.0) else " to ".join(map(points, ends))
@@ -91,6 +93,12 @@ def write_validation(
         metric=metric,
         **_classes(releases, found),
     )
+
+
+def _interval_cell(judged: external_test.Judged) -> dict[str, Any]:
+    if judged.score.known and judged.test.interval:
+        return cell(judged.test.interval, n=judged.score.n)
+    return cell(None, "too few patients") if judged.score.known else cell(None)
 
 
 def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test(
     for release, here in zip(opened, found, strict=True):
         own, cases = here.leaving, here.reported["cases"]
         told.append({"release": release.hash, "score": here.reported["test"], "cases": cases} | own.as_json())
-        score = f"{release.manifest.metric} {own}" if own.known else "no score (too few patients)"
+        score = "no score (too few patients)" if own.kind == "suppressed" else f"{release.manifest.metric} {own}"
         over = "few" if cases is None else cases
         screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {over} cases")
     screen.answer(page=page, told=told, warnings=[one.as_json() for one in warnings])

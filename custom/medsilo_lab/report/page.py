@@ -12,7 +12,7 @@ from medsilo.core.text import counted, epsilon_text
 from medsilo.runs import paths
 from medsilo.runs.own_files import Spent, Weighed
 from medsilo.runs.schema import SiteResult
-from medsilo.runs.score import SUPPRESSED, Score, about, interval_text, number_text
+from medsilo.runs.score import SUPPRESSED, UNDEFINED, Score, about, interval_text, number_text
 from medsilo_lab.report import data_table, decision, findings, panels, subgroup_panels
 from medsilo_lab.report.findings import provenance
 from medsilo_lab.report.formats import bytes_text, cell, score_cell, seconds_text, text_table
@@ -183,6 +183,8 @@ def _figure(run: RunResult, name_of_site: str, name: str) -> dict[str, Any]:
         return score_cell(Score.within(ends, score.n))
     if name not in site.figures and site.suppressed:
         return cell(None, SUPPRESSED)
+    if name in site.figures and site.figures[name] is None:
+        return cell(None, UNDEFINED)
     text = number_text(site.figures.get(name), score.n)
     return cell(site.figures.get(name), about(text) if score.step else text)
 

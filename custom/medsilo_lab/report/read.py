@@ -140,9 +140,10 @@ class RunResult:
     @property
     def mean_curve(self) -> list[float | None]:
         """The mean validation score over sites by round. A round has no mean if a site lacks a score, because the mean
-        over fewer sites would jump.
+        over fewer sites would jump. A site that has no score in any round is left out.
         """
-        by_round = zip_longest(*(self.site(site).validation for site in self.sites))
+        curves = [self.site(site).validation for site in self.sites]
+        by_round = zip_longest(*(own for own in curves if any(score is not None for score in own)))
         return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
     def missed(self, site: str) -> dict[int, str]:

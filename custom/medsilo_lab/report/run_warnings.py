@@ -8,9 +8,9 @@ from pathlib import Path
 
 from medsilo.registry import TASKS
 from medsilo.runs.outliers import standing_out
-from medsilo.runs.score import number_text
+from medsilo.runs.score import UNDEFINED, number_text
 from medsilo.site.settings import MIN_PATIENTS_PER_METRIC
-from medsilo.tasks.scored_together import AUROC, COIN, IN_WORDS, usual_score
+from medsilo.tasks.scored_together import IN_WORDS, usual_score
 from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
 from medsilo_lab.study.verdict_file import Notice, Verdict
@@ -147,23 +147,21 @@ def _cautions(run: RunResult) -> Iterator[str]:
             f"its sites do not have the same ({told}). Scores of sites that drew different "
             "structures are of different things: compare a structure. Their mean is one over structures."
         )
-    *first, last = [site for site in run.sites if run.score(site) is None] or [""]
+    undefined = [site for site in run.sites if run.score_at(site).kind == UNDEFINED]
+    *first, last = [site for site in run.sites if run.score(site) is None and site not in undefined] or [""]
     if not run.failed and last:
         names = f"{', '.join(first)} and {last}" if first else last
         yield f"no test score for {names}; its mean leaves them out."
-    if alone := [site for site in run.sites if run.summary.metric == AUROC and _has_one_class(run, site)]:
-        yield (
-            f"all test cases of {', '.join(alone)} have one class, so that there is no AUROC; {COIN:g} stands for it "
-            "in means and comparisons."
-        )
+    for why in dict.fromkeys(_why_undefined(run, site) for site in undefined):
+        named = ", ".join(site for site in undefined if _why_undefined(run, site) == why)
+        metric = IN_WORDS.get(run.summary.metric, run.summary.metric)
+        yield f"{metric} undefined at {named}{why}; means and comparisons leave it out."
 
 
-def _has_one_class(run: RunResult, site: str) -> bool:
-    """True if all test cases of a site have one class. At a hospital that rounds scores, a count of 0 may be a
-    suppressed count.
-    """
+def _why_undefined(run: RunResult, site: str) -> str:
+    """A site that says that its score is undefined does not round its counts, so that a count of 0 means no case."""
     counts = (run.site(site).classes or {}).get("test") or ()
-    return sum(map(bool, counts)) == 1 and not run.step(site, "test")
+    return ": one class" if sum(map(bool, counts)) == 1 else ""
 
 
 def _secure_aggregation(run: RunResult) -> Iterator[str]:

@@ -225,7 +225,10 @@ def run_cell(cell: Cell, settings: SiteSettings, tensorboard: bool = False) -> s
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
-        return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
+        return (
+            "no site has a test score: each has fewer test patients, or fewer of a class, than its "
+            "min_patients_per_metric, or cases of one class only"
+        )
     # After a run, its checkpoint is deleted. A checkpoint is as large as all models of the run together, and is needed
     # only to continue an unfinished run.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)

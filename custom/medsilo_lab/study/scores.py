@@ -89,7 +89,7 @@ def _of_classes(metric: str, scores: Scores, measures: Measures) -> Interval | N
     labels, found = measures["label"].numpy(), []
     classes = np.unique(labels).astype(int).tolist()
     if len(classes) < 2:
-        return 0.0, 1.0
+        return None
     for label in classes if metric == BALANCED else classes[1:] if "p2" not in measures else classes:
         own = labels == label
         if metric == AUROC:

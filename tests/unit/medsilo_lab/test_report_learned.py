@@ -187,16 +187,6 @@ def test_an_accuracy_no_better_than_the_most_frequent_class_is_said_to_be_so(
     assert line in Page(render([run], "T")).header_text
 
 
-def test_an_auroc_of_cases_of_one_class_is_said_to_be_none(tmp_path: Path) -> None:
-    """A hospital without deaths has no AUROC; the page showed its 0.5 as if the model had been tried there."""
-    site = {"test": {"auroc": 0.5, "loss": 0.3, "cases": 43}, "classes": {"train": None, "test": [43, 0]}}
-    others = {"test": {"auroc": 0.5, "loss": 0.3, "cases": 43}, "classes": {"train": None, "test": [40, 3]}}
-    told = dict.fromkeys(SITES, 0.5), {**dict.fromkeys(SITES, others), SITES[0]: site}
-    run = read_all([save(tmp_path, summary_of("fedavg", "FedAvg", *told, metric="auroc"))])[0]
-    [line] = [one.text for one in of_run(run) if "one class" in one.text]
-    assert SITES[0] in line and SITES[1] not in line
-
-
 def test_a_class_of_few_patients_does_not_hide_that_a_model_says_the_other_class(tmp_path: Path) -> None:
     """Each hospital has 44 test patients. It sends no count of the four patients who die, and rounds its score."""
     one = {"test": {"accuracy": 0.9, "loss": 0.3, "cases": 40}, "classes": {"train": None, "test": [40, 0]}}

@@ -67,7 +67,7 @@ def test_a_range_or_what_is_suppressed_is_never_a_number() -> None:
     assert str(Score.told(0.0, 20, 0.5)) == "0 to 0.25"
     assert str(Score.told(0.5, 20, 0.5)) == "0.25 to 0.75"
     assert str(Score.told(0.9, 2000, 0.005)) == "0.897 to 0.903"
-    assert str(Score.told(None, 3, suppressed=True)) == "suppressed" and str(Score.told(None)) == "–"
+    assert str(Score.told(None, 3, absent="suppressed")) == "suppressed" and str(Score.told(None)) == "–"
     assert str(Score.told(0.92134, 40)) == "0.92" and str(Score.told(0.92134, 100)) == "0.921"
     assert number_text(0.5, 5) == "0.50" and interval_text((0.123456, 0.98765), 30) == "0.12–0.99"
 

@@ -3,6 +3,7 @@ class.
 """
 
 import json
+import math
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.scored_together import Classifying, ScoredTogether, contributions
-from medsilo.tasks.site_data import Cases
+from medsilo.tasks.site_data import Cases, SiteData
 from medsilo_lab.study.evidence import compare
 from medsilo_lab.study.scores import SiteTest
 from tests import inprocess
@@ -84,8 +85,8 @@ def test_scores_of_several_classes_are_means_over_classes() -> None:
     found = chances.argmax(1)
     right = [float((found[labels == one] == one).float().mean()) for one in range(3)]
     assert float(contributions("balanced_accuracy", labels, chances).mean()) == pytest.approx(np.mean(right))
-    assert contributions("balanced_accuracy", labels * 0, chances).tolist() == pytest.approx([1 / 3] * 50)
-    assert contributions("auroc", labels * 0, chances).tolist() == [0.5] * 50
+    for metric in ("auroc", "balanced_accuracy"):
+        assert contributions(metric, labels * 0, chances).isnan().all() and len(labels) == 50
     chances[3, 1] = torch.nan
     assert contributions("auroc", labels, chances).isnan().all()
 
@@ -117,7 +118,7 @@ def test_a_patients_sway_is_the_fraction_of_the_score_that_the_patient_determine
         cases = Cases(torch.zeros(10, 1), torch.tensor(labels), names)
         assert goal.sway(cases, names) == pytest.approx(min(1.0, most))
     alike = Cases(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), "abcd")
-    assert goal.sway(alike, "abcd") == 1
+    assert goal.sway(alike, "abcd") == math.inf
     three = ScoredTogether(3, metric=metric)
     none, one = (Cases(torch.zeros(40, 1), torch.tensor([0, 1] * 19 + [0, last]), range(40)) for last in (1, 2))
     assert three.sway(none, range(40), 5) == pytest.approx(three.sway(one, range(40), 5), abs=0.005)
@@ -294,6 +295,24 @@ def test_a_check_says_where_a_score_cannot_decide(tmp_path: Path) -> None:
     held = "the rarest class has fewer than 5 patients, so the AUROC stays here"
     assert found(60, "auroc") == [f"{part}: {held}" for part in parts]
     assert found(400, "accuracy") == found(2000, "auroc") == []
+
+
+def test_a_check_says_that_a_score_is_undefined() -> None:
+    """Only a hospital with public data says so. Other hospitals say the same as of a class of few patients."""
+    plan = parse_plan(
+        {"algorithm": {"name": "fedavg"}, "task": {**TASK, "score": "auroc"}, "participation": {"sites": ["a"]}}
+    )
+    cases = Cases(torch.zeros(40, 1), torch.zeros(40, dtype=torch.long), [f"{number}" for number in range(40)])
+
+    def found(public: bool) -> list[str]:
+        settings = make_settings({"device": "cpu", "public_data": public}, "a test")
+        return [one.what for one in score_findings(SiteData(cases, cases, cases), plan, settings)]
+
+    parts = ("validation", "test")
+    undefined = "one class only, so the AUROC is undefined, and means leave it out"
+    assert found(public=True) == [f"{part}: {undefined}" for part in parts]
+    held = "the rarest class has fewer than 5 patients, so the AUROC stays here"
+    assert found(public=False) == [f"{part}: {held}" for part in parts]
 
 
 # ---------------------------------------------------------------------------------------------------- images
