@@ -39,6 +39,7 @@ from medsilo.schedule.declared import PrivacyOffer
 from medsilo.schedule.participation import Participation
 from medsilo.site.airlock_settings import BorderSettings, RoomSettings
 from medsilo.site.settings import PrivacyRequirements, SiteSettings
+from medsilo.tasks.image_formats import FORMATS
 from medsilo_lab import extend as extend_lab
 from medsilo_lab.study import subgroup_tables, verdict_file
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
@@ -389,6 +390,19 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
 }
 
 
+def image_formats() -> str:
+    rows = [
+        (
+            one.name,
+            " ".join(f"`{suffix}`" for suffix in one.suffixes) or "any or none",
+            "volumes" if one.volumes else "flat images",
+            " ".join(f"`{suffix}`" for suffix in one.masks or FORMATS[0].masks[:1]),
+        )
+        for one in FORMATS
+    ]
+    return table(("format", "suffixes", "usual content", "suffixes of masks"), rows)
+
+
 def lines() -> str:
     """Return a table of limits for messages: NVFlare's defaults, and medsilo's values with the default timeouts and
     with the longest timeouts.
@@ -508,6 +522,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
     "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
+    "image-formats": image_formats,
     "protection": lambda: settings(PROTECTION),
     "approval": lambda: settings(APPROVAL),
     "airlock": lambda: settings(AIRLOCK),

@@ -49,6 +49,7 @@ from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
 from tests.sites import site_of
 from tests.unit.deploy.test_predict import make_super_model
+from tests.unit.tasks.test_hostile_images import FILES, SAMPLES
 
 INPUTS = int(os.environ.get("HOSTILE_INPUTS", "1000"))
 MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
@@ -296,13 +297,12 @@ def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def _images(folder: Path) -> dict[str, bytes]:
+    for kind, name in FILES:
+        SAMPLES[kind](folder / name)
     values = np.random.default_rng(0).normal(size=(3, 8, 9)).astype(np.float32)
-    for name in ("a.nii", "b.nii.gz"):
+    for name in ("b.nii", "c.nii.gz"):
         write_volume(folder / name, Volume(values, np.eye(4)))
-    whole = SimpleITK.GetImageFromArray((values * 50).astype(np.int16))
-    for name in ("c.mha", "d.nrrd", "e.mhd", "i.dcm"):
-        SimpleITK.WriteImage(whole if name != "i.dcm" else whole[:, :, 1], str(folder / name))
-    SimpleITK.WriteImage(whole, str(folder / "f.mha"), True)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray((values * 50).astype(np.int16)), str(folder / "f.mha"), True)
     pixels = np.random.default_rng(1).integers(0, 256, (9, 8, 3), np.uint8)
     for name in ("g.png", "h.tif", "j.jpg", "k.bmp"):
         Image.fromarray(pixels).save(folder / name)

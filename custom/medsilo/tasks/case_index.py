@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, Self
 from medsilo.core.errors import DataError, UnfitData
 from medsilo.core.files import uncollected
 from medsilo.core.text import composed
+from medsilo.tasks.image_formats import SUFFIXES
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import RARE, ROLES, DataSource
 from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
@@ -21,7 +22,6 @@ TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # default patterns of the file names of images and masks
 ANYWHERE = "**/*"  # default pattern of the file names of recordings
 OF_CLASSES = "*/*"  # default pattern of file names for a classification, in which each class has a folder of images
-SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
 SPECIAL = "files are pipes, sockets or devices, which are not opened; remove them from the data folder"

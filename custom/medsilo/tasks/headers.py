@@ -8,9 +8,8 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from medsilo.core.errors import DataError
 
@@ -35,8 +34,10 @@ def is_dicom(path: Path) -> bool:
 
 def check_dicom(path: Path) -> None:
     """Parse only tags and lengths of a DICOM file, and raise DataError if an element claims more bytes than the file
-    contains.
+    contains. Files in other formats are not checked.
     """
+    if not is_dicom(path):
+        return
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
@@ -113,10 +114,6 @@ class _Walk:
         return kind, self._number(place + 6, 2), place + 8
 
 
-# The readers of SimpleITK that medsilo uses. Readers of SimpleITK that are not in this list (HDF5, Stimulate) open
-# files that a header names.
-READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
-PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of PNG files, which SimpleITK recognises by these bytes alone
 HEAD = 1 << 20  # largest number of bytes in a text header
 LONGEST = 400  # largest number of characters in a line of a text header
 # Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant,
@@ -131,54 +128,6 @@ META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
 NRRD_DATA = re.compile(rb"(?:^|[\r\n])\s*data\s*file\s*:", re.IGNORECASE)
 NRRD_END = re.compile(rb"\r?\n\r?\n")
 ELSEWHERE = "an image's header names another file; save the image with its values in one file"
-
-
-def open_reader(path: Path) -> Any:
-    """Return a SimpleITK reader for an image file. Raises DataError if the header names another file or an impossible
-    size.
-    """
-    import SimpleITK
-
-    dicom = is_dicom(path)
-    if dicom:
-        check_dicom(path)
-    _check_tiff(path)
-    kind = _kind_of(path)
-    if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
-        raise DataError(DAMAGED, str(path))
-    values = path
-    if kind == "MetaImageIO":
-        values = _file_of_meta(path)
-    if kind == "NrrdImageIO":
-        _check_nrrd(path)
-    reader = SimpleITK.ImageFileReader()
-    reader.SetImageIO(kind)
-    reader.SetFileName(str(path))
-    reader.ReadImageInformation()
-    check_size(reader.GetSize(), _bytes_of(reader.GetPixelID(), reader.GetNumberOfComponents()), values)
-    return reader
-
-
-def _kind_of(path: Path) -> str:
-    """Return the name of SimpleITK's reader for a file.
-
-    SimpleITK would open a file once for each of its readers, which takes a fifth of the time in which a small
-    photograph is read.
-    """
-    import SimpleITK
-
-    with path.open("rb") as file:
-        if file.read(len(PNG)) == PNG:
-            return "PNGImageIO"
-    return str(SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path)))
-
-
-@cache
-def _bytes_of(pixel: int, components: int) -> int:
-    """Return the number of bytes of one pixel or voxel."""
-    import SimpleITK
-
-    return int(SimpleITK.GetArrayViewFromImage(SimpleITK.Image([1, 1], pixel, components)).nbytes)
 
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
@@ -202,7 +151,7 @@ def _head(path: Path) -> bytes:
         return file.read(HEAD)
 
 
-def _file_of_meta(path: Path) -> Path:
+def file_of_meta(path: Path) -> Path:
     """Return the file that contains the values of a MetaImage; an .mhd file may name a file in the same folder."""
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
@@ -223,16 +172,36 @@ def _file_of_meta(path: Path) -> Path:
     return beside
 
 
-def _check_nrrd(path: Path) -> None:
-    """Raise DataError if the header of an NRRD file names other files, or is incomplete."""
+def file_of_nrrd(path: Path) -> Path:
+    """Return an NRRD file itself. Raises DataError if the file's header names other files, or is incomplete."""
     head = _head(path)
     if NRRD_DATA.search(head):
         raise DataError(ELSEWHERE, str(path))
     if NRRD_END.search(head) is None:
         raise DataError("an image's header is incomplete; export it again", str(path))
+    return path
 
 
-def _check_tiff(path: Path) -> None:
+def check_png(path: Path) -> None:
+    """Raise DataError if SimpleITK would read a PNG file wrongly.
+
+    If a PNG file has a palette, SimpleITK converts the palette indices to colours, which destroys labels. If a file
+    contains several pictures, SimpleITK reads only the first picture. SimpleITK does not support grey PNG files with an
+    alpha channel.
+    """
+    from PIL.PngImagePlugin import PngImageFile
+
+    # PngImageFile reads no pixels when it opens a file
+    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:
+        if image.mode == "P":
+            raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
+        if image.mode == "LA":
+            raise DataError("PNG files are grey with an alpha channel; save them as grey or RGB", str(path))
+        if image.is_animated:
+            raise DataError("PNG files have several pictures each; save one in each file", str(path))
+
+
+def check_tiff(path: Path) -> None:
     """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
     A TIFF file is rejected if it has an impossible size or CIELAB colours, or an orientation that SimpleITK ignores:

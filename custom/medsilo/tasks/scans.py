@@ -1,7 +1,6 @@
 """Read image files as arrays with SimpleITK, and convert predicted labels back to the grid of the image file."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os import R_OK, access
 from pathlib import Path
@@ -13,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
+from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, tags_in
+from medsilo.tasks.image_formats import open_reader, read_image
 
 MOST_VOLUMES = 32  # limit on the number of volumes along a fourth axis; these volumes become channels
 SAME_PLACE = 1e-2  # largest difference in millimetres between two positions that count as equal
@@ -155,9 +155,7 @@ class Scan:
 
 
 def _image_in(path: Path) -> Any:
-    _refuse_odd_png(path)
-    _refuse_broken_nifti(path)
-    image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
+    image = _read_series(path) if path.is_dir() else read_image(path)
     if image.GetDimension() == 4:
         image = _volumes_as_channels(image)
     if image.GetDimension() not in (2, 3):
@@ -193,25 +191,6 @@ def _read_series(folder: Path) -> Any:
     return reader.Execute()
 
 
-def _refuse_odd_png(path: Path) -> None:
-    """Raise DataError if SimpleITK would read a PNG file wrongly.
-
-    If a PNG file has a palette, SimpleITK converts the palette indices to colours, which destroys labels. If a file
-    contains several pictures, SimpleITK reads only the first picture. SimpleITK does not support grey PNG files with an
-    alpha channel.
-    """
-    from PIL.PngImagePlugin import PngImageFile
-
-    # PngImageFile reads no pixels when it opens a file
-    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:
-        if image.mode == "P":
-            raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
-        if image.mode == "LA":
-            raise DataError("PNG files are grey with an alpha channel; save them as grey or RGB", str(path))
-        if image.is_animated:
-            raise DataError("PNG files have several pictures each; save one in each file", str(path))
-
-
 def series_of(folder: Path) -> list[str]:
     """Return the files of the DICOM series in a folder, in the order of slices. Raises DataError unless the folder
     contains exactly one series.
@@ -219,7 +198,7 @@ def series_of(folder: Path) -> list[str]:
     import SimpleITK
 
     for path in sorted(folder.iterdir()):
-        if path.is_file() and is_dicom(path):
+        if path.is_file():
             check_dicom(path)
     series = SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if len(series) != 1:
@@ -247,28 +226,6 @@ def _refuse_gaps(files: list[str]) -> None:
         raise DataError(
             f"a DICOM series has slices {steps.min():.3g} to {steps.max():.3g} mm apart; is one missing or there twice?"
         )
-
-
-def _refuse_broken_nifti(path: Path) -> None:
-    """Raise DataError if a NIfTI file is truncated, contains NaN, or has a contradictory header.
-
-    The check of NIfTI files uses nibabel, because SimpleITK replaces NaN and missing values by zeros without a warning.
-    """
-    import nibabel
-
-    if path.name.lower().endswith((".nii", ".nii.gz")):
-        image: Any = nibabel.load(path)
-        check_size(image.shape, image.get_data_dtype().itemsize, path)
-        header = image.header
-        places = [header.get_sform(), header.get_qform()] if header["sform_code"] > 0 < header["qform_code"] else []
-        if len({nibabel.aff2axcodes(place) for place in places}) > 1:
-            raise DataError(
-                "an image's header gives two different positions (sform and qform); export it again from its source"
-            )
-        values = np.asanyarray(image.dataobj.get_unscaled())  # get_unscaled raises an error if the file is truncated
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            wrong = np.count_nonzero(~np.isfinite(values))
-            raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
 
 
 # ---------------------------------------------------------------------------------------------------- grids

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.tasks import case_index
 from medsilo.tasks.headers import is_dicom
+from medsilo.tasks.image_formats import FORMATS, SUFFIXES
 from medsilo.tasks.inference import Inference
 from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
-# file formats in which masks are written; the mask of an image has the same format as the image
-SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")
+MASKS = tuple(suffix for one in FORMATS for suffix in one.masks)
 COMPANIONS = (".raw", ".zraw")  # suffixes of the files that store the values of an image with an .mhd header
 
 
@@ -120,7 +119,7 @@ def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> li
 
 
 def _is_image(path: Path) -> bool:
-    return path.name.lower().endswith(case_index.SUFFIXES) or is_dicom(path)
+    return path.name.lower().endswith(SUFFIXES) or is_dicom(path)
 
 
 def _is_series(folder: Path) -> bool:
@@ -146,6 +145,6 @@ def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def _mask_name(path: Path) -> str:
-    suffix = next((suffix for suffix in SUFFIXES if not path.is_dir() and path.name.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in MASKS if not path.is_dir() and path.name.lower().endswith(suffix)), "")
     stem = path.name[: -len(suffix)] if suffix else path.name.removesuffix(".mhd").removesuffix(".dcm")
     return f"{stem}_mask{suffix or '.nii.gz'}"

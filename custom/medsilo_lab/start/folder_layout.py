@@ -12,8 +12,9 @@ from pathlib import Path
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import safe_name
-from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
+from medsilo.tasks.case_index import TABLE, CaseIndex
 from medsilo.tasks.headers import check_dicom, is_dicom
+from medsilo.tasks.image_formats import FORMATS, SUFFIXES
 from medsilo.tasks.table_reader import ENDINGS
 from medsilo_lab.start.dataset_json import DatasetNames, dataset_names
 from medsilo_lab.start.file_table import FileTable, table_of_files
@@ -35,8 +36,8 @@ MOST_HOSPITALS = 8
 TELL = "if each is a hospital's, say --hospitals"
 SHOWN = 6
 READ = (
-    "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP, and tables (CSV, Parquet, Excel, Stata, SAS) whose first line "
-    "names the columns"
+    f"{', '.join(one.name for one in FORMATS[:-1])} and {FORMATS[-1].name}, and tables (CSV, Parquet, Excel, Stata, "
+    "SAS) whose first line names the columns"
 )
 HOW = (
     "put images into images/ and masks of the same names into labels/, or images into folders named after their "

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from medsilo.core.errors import DataError
 from medsilo.core.files import leads_out
 from medsilo.core.text import counted
-from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
+from medsilo.tasks.case_index import TABLE, CaseIndex
+from medsilo.tasks.image_formats import SUFFIXES
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import TableReader

@@ -12,7 +12,8 @@ from typing import Any
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import counted
-from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
+from medsilo.tasks.case_index import TABLE, CaseIndex
+from medsilo.tasks.image_formats import SUFFIXES
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.survey import Survey

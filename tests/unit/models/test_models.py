@@ -11,6 +11,7 @@ from medsilo.extend import Network
 from medsilo.learning.layers import batch_norm_names, judges_by_batch
 from medsilo.learning.seeds import seed_for
 from medsilo.registry import NETWORKS
+from tests.unit.models.test_every_network import TESTERS
 
 
 class Residual(Network):
@@ -31,18 +32,10 @@ class Wrong(Network):
         return {"_target_": "os.system", "command": "true"}
 
 
-# the shape of one input, for networks that do not accept an image of USUAL
-INPUTS = {
-    "activity-cnn": (9, 64),
-    "alexnet": (3, 224, 224),
-    "lenet5": (1, 28, 28),
-    "linear": (12,),
-    "mlp": (12,),
-    "timm-vit": (3, 224, 224),
-}
-USUAL = (3, 64, 64)
-OWN = [name for name in NETWORKS if name not in ("frozen", "nnunet", "script", "tuned")]
-NORMED = [name for name, network in NETWORKS.items() if name in OWN and "norm" in network.model_fields]
+# the shape of one input, for networks without a tester
+INPUTS = {"linear": (12,), "mlp": (12,), "vgg11": (3, 64, 64)}
+OWN = [*TESTERS, *INPUTS]
+NORMED = [name for name in OWN if "norm" in NETWORKS[name].model_fields]
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,
     "group": nn.GroupNorm,
@@ -56,15 +49,25 @@ VARIANTS = [
 ]
 
 
-def shape_of(name: str) -> tuple[int, ...]:
-    return INPUTS.get(name, USUAL)
+def network_of(name: str, **changes: Any) -> Network:
+    """Return a network with the settings of the network's tester, and with changes to these settings."""
+    return NETWORKS.read({**(TESTERS[name].network if name in TESTERS else {"name": name}), **changes})
+
+
+def shapes_of(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of an input, and the shape of an output after the axis of classes: () or that of a map."""
+    if name in INPUTS:
+        return INPUTS[name], ()
+    task = TESTERS[name]().plan().task
+    return task.shape, tuple(task.goal.output_of(task.shape)[1:])
 
 
 @pytest.mark.parametrize(("name", "norm"), VARIANTS)
 def test_output_shape_and_norm(name, norm):
-    module = NETWORKS[name](norm=norm).build(channels=shape_of(name)[0], classes=5)
-    output = module(torch.randn(4, *shape_of(name)))
-    assert output.shape == ((4, 5, *shape_of(name)[1:]) if "unet" in name else (4, 5))
+    shape, grid = shapes_of(name)
+    module = network_of(name, norm=norm).build(channels=shape[0], classes=5)
+    output = module(torch.randn(4, *shape))
+    assert output.shape == (4, 5, *grid)
     kinds = {kind for kind, cls in NORMS.items() if any(isinstance(part, cls) for part in module.modules())}
     assert kinds == ({norm} - {"none"})
     output.mean().backward()
@@ -72,11 +75,11 @@ def test_output_shape_and_norm(name, norm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", INPUTS)
 def test_weights_come_from_the_global_generator_alone(name):
     def weights(seed):
         torch.manual_seed(seed_for(seed, "weights"))
-        return NETWORKS[name]().build(shape_of(name)[0], 3).state_dict()
+        return network_of(name).build(INPUTS[name][0], 3).state_dict()
 
     first, again, other = weights(1), weights(1), weights(2)
     assert all(torch.equal(first[key], again[key]) for key in first)
@@ -86,9 +89,10 @@ def test_weights_come_from_the_global_generator_alone(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_builds_without_memory_and_with_the_same_tensors(name):
+    network, channels = network_of(name), shapes_of(name)[0][0]
     with torch.device("meta"):
-        empty = NETWORKS[name]().build(shape_of(name)[0], 3).state_dict()
-    real = NETWORKS[name]().build(shape_of(name)[0], 3).state_dict()
+        empty = network.build(channels, 3).state_dict()
+    real = network.build(channels, 3).state_dict()
     assert {key: (value.shape, value.dtype) for key, value in empty.items()} == {
         key: (value.shape, value.dtype) for key, value in real.items()
     }
@@ -104,13 +108,14 @@ def test_activity_cnn_has_the_papers_layers():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NORMED)
 def test_batch_statistics_are_used_at_all_times_and_nothing_of_them_is_kept(name):
-    module = NETWORKS[name](norm="batch-statistics").build(shape_of(name)[0], 3)
-    assert judges_by_batch(module) and not judges_by_batch(NETWORKS[name]().build(shape_of(name)[0], 3))
+    shape, _ = shapes_of(name)
+    module = network_of(name, norm="batch-statistics").build(shape[0], 3)
+    assert judges_by_batch(module) and not judges_by_batch(network_of(name).build(shape[0], 3))
     assert batch_norm_names(module) == []
     layers = [layer for layer in module.modules() if isinstance(layer, NORMS["batch"])]
     assert layers and all(not layer.affine and not layer.track_running_stats for layer in layers)
     torch.manual_seed(0)
-    images = torch.randn(8, *shape_of(name))
+    images = torch.randn(8, *shape)
     module.eval()
     with torch.no_grad():
         alone, among = module(images[:4])[:2], module(images)[:2]
@@ -129,10 +134,9 @@ def test_densenet_has_121_layers_and_the_basic_unet_the_papers_levels():
 @pytest.mark.parametrize("name", [name for name in NORMED if "dimensions" in NETWORKS[name].model_fields])
 def test_volumes_as_well_as_slices(name):
     """In networks for volumes and for slices, medsilo finds batch norms by their type, and finds the head."""
-    numbers = {"features": [2, 2, 2, 2, 2]} if name == "basic-unet" else {}
-    flat, deep = (NETWORKS[name](dimensions=axes, **numbers).build(channels=2, classes=3) for axes in (2, 3))
+    flat, deep = (network_of(name, dimensions=axes).build(channels=2, classes=3) for axes in (2, 3))
     output = deep.eval()(torch.randn(1, 2, 32, 32, 32))
-    assert output.shape == ((1, 3, 32, 32, 32) if "unet" in name else (1, 3))
+    assert output.shape == ((1, 3, 32, 32, 32) if shapes_of(name)[1] else (1, 3))
     assert batch_norm_names(flat) == batch_norm_names(deep) != []
     assert flat.state_dict().keys() == deep.state_dict().keys()
 

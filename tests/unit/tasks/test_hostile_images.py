@@ -3,8 +3,11 @@ next image.
 """
 
 import csv
+import gzip
 import json
 import struct
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,10 @@ import SimpleITK
 from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.tasks.headers import check_dicom
+from medsilo.tasks.image_formats import FORMATS, PNG
 from medsilo.tasks.scans import Scan
+from medsilo_lab.deploy.image_files import find_images
+from medsilo_lab.start.folder_layout import layout_of_folder
 from tests.hospital import Volume, write_volume
 from tests.unit.deploy.test_predict import drawn, oblique, small_plan, write_run
 
@@ -149,20 +155,6 @@ def test_values_in_the_file_and_an_mhd_s_beside_it_are_read(name, packed, tmp_pa
     assert np.array_equal(Scan.read(tmp_path / name).values[0], values)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.mha", META.format(more="").replace("4 4 4", "30000 30000 4000") + "ElementDataFile = LOCAL\n" + "x" * 64),
-        ("a.nrrd", NRRD.format(data="").replace("4 4 4", "30000 30000 4000") + "x" * 64),
-        ("a.bmp", "BM" + "x" * 64),
-    ],
-)
-def test_no_memory_is_taken_for_what_a_header_only_claims(name, content, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match="claims more values|damaged"):
-        Scan.read(tmp_path / name)
-
-
 # ---------------------------------------------------------------------------------------------------- DICOM
 def dicom(path: Path) -> bytes:
     image = SimpleITK.GetImageFromArray(np.arange(30, dtype=np.int16).reshape(1, 5, 6))
@@ -207,3 +199,84 @@ def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -
         else:
             with pytest.raises(DataError):
                 check_dicom(tmp_path / "x.dcm")
+
+
+# ---------------------------------------------------------------------------------------------------- all formats
+def write_scan(path: Path) -> None:
+    """Write a volume of 3 x 4 x 5 values with SimpleITK."""
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(np.arange(60, dtype=np.int16).reshape(3, 4, 5)), str(path))
+
+
+def write_picture(path: Path) -> None:
+    """Write a flat image of 24 x 20 grey pixels with SimpleITK."""
+    pixels = np.arange(480, dtype=np.uint8).reshape(24, 20) // 2
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels), str(path))
+
+
+def huge_png() -> bytes:
+    head = b"IHDR" + struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(bytes(30_001))
+    parts = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (head, data))
+    return PNG + b"".join(parts)
+
+
+# For each format, a function that writes a small file with a given path.
+SAMPLES = {one.name: write_scan if one.volumes else write_picture for one in FORMATS} | {"DICOM": dicom}
+# For each format, bytes of a small file, and the bytes that replace them so that the header claims a huge image. Empty
+# bytes stand for the whole file.
+CLAIMS = {
+    "NIfTI": {struct.pack("<3h", 5, 4, 3): struct.pack("<3h", 30000, 30000, 4000)},
+    "MHA": {b"DimSize = 5 4 3": b"DimSize = 30000 30000 4000"},
+    "NRRD": {b"sizes: 5 4 3": b"sizes: 30000 30000 4000"},
+    "DICOM": {
+        struct.pack("<HHIH", 0x28, element, 2, size): struct.pack("<HHIH", 0x28, element, 2, 65535)
+        for element, size in ((0x10, 5), (0x11, 6))
+    },
+    "PNG": {b"": huge_png()},
+    "JPEG": {struct.pack(">BHH", 8, 24, 20): struct.pack(">BHH", 8, 65500, 65500)},
+    "TIFF": {
+        struct.pack("<HHIH", tag, kind, 1, size): struct.pack("<HHIH", tag, kind, 1, 65500)
+        for kind in (3, 4)
+        for tag, size in ((256, 20), (257, 24))
+    },
+    "BMP": {struct.pack("<ii", 20, 24): struct.pack("<ii", 65500, 65500)},
+}
+FILES = [(one.name, f"a{suffix}") for one in FORMATS for suffix in one.suffixes or (".dcm",)]
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_a_file_in_any_format_is_found_and_read(kind: str, name: str, tmp_path: Path) -> None:
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+        SAMPLES[kind](tmp_path / part / name)
+    folder = tmp_path / "images"
+    assert find_images([folder]) == [folder if kind == "DICOM" else folder / name]
+    layout, suffix = layout_of_folder(tmp_path), name.removeprefix("a")
+    assert (layout.images, layout.labels) == ((f"images/*{suffix}",), f"labels/*{suffix}")
+    values = Scan.read(folder / name).values
+    assert values.max() > values.min()
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_a_truncated_file_in_any_format_stops_nothing(kind: str, name: str, tmp_path: Path) -> None:
+    SAMPLES[kind](tmp_path / name)
+    whole = (tmp_path / name).read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 40)):
+        (tmp_path / name).write_bytes(whole[:length])
+        with suppress(DataError):
+            Scan.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+def test_no_memory_is_taken_for_values_that_a_header_only_claims(kind: str, name: str, tmp_path: Path) -> None:
+    SAMPLES[kind](tmp_path / name)
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "rb") as file:
+        whole = content = file.read()
+    for old, claimed in CLAIMS[kind].items():
+        content = content.replace(old, claimed) if old else claimed
+    assert content != whole
+    with opened(tmp_path / name, "wb") as file:
+        file.write(content)
+    with pytest.raises(DataError, match="claims more values"):
+        Scan.read(tmp_path / name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class ImageFolder(FolderTask):
-    """A task whose cases are flat images in PNG, JPEG or TIFF files, and whose labels are masks or classes.
+    """A task whose cases are flat images, such as PNG files, and whose labels are masks or classes.
 
     Images are resized to the plan's size. If the plan does not resize images, a segmentation trains on patches.
     """

@@ -140,8 +140,8 @@ class VolumeFolder(FolderTask):
 
 
 class NiftiFolder(VolumeFolder):
-    """A task whose cases are volumes; a volume is a NIfTI, MHA or NRRD file, or a folder with one DICOM series. A mask
-    is a file with the same grid as its image.
+    """A task whose cases are volumes; a volume is a file, such as a NIfTI file, or a folder with one DICOM series. A
+    mask is a file with the same grid as its image.
     """
 
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"

@@ -1,0 +1,143 @@
+"""List the formats of image files that medsilo reads, and open files in these formats.
+
+Importing the module loads no library that reads images, because lists of files need only the formats' suffixes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.errors import DataError
+from medsilo.tasks.headers import (
+    DAMAGED,
+    check_dicom,
+    check_png,
+    check_size,
+    check_tiff,
+    file_of_meta,
+    file_of_nrrd,
+    is_dicom,
+)
+
+PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of PNG files, which SimpleITK recognises by these bytes alone
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """A format of image files.
+
+    SimpleITK reads a file if one of SimpleITK's readers recognises the format by the file's content. A format with the
+    function `read` is recognised by the file's suffix, and `read` reads the file.
+    """
+
+    name: str  # the name in messages and in the documentation
+    suffixes: tuple[str, ...]  # in lower case; none if files in this format are recognised by their content alone
+    volumes: bool  # True if files usually contain volumes, False if they usually contain flat images
+    masks: tuple[str, ...] = ()  # the suffixes with which predicted masks are written; other masks are NIfTI files
+    reader: str = ""  # SimpleITK's reader of this format; if empty, SimpleITK may not open files in this format
+    # Returns the image in a file as a SimpleITK image. If another library reads the values, the function first calls
+    # check_size with the size in the header.
+    read: Callable[[Path], Any] | None = None
+    # Raises DataError for a file in this format that SimpleITK must not open. The function gets files in all formats,
+    # because SimpleITK has not yet recognised their formats.
+    check: Callable[[Path], None] | None = None
+    # Raises DataError for a file in this format that SimpleITK opens, but reads wrongly. The function gets files in all
+    # formats.
+    check_values: Callable[[Path], None] | None = None
+    # Returns the file that contains the values of an image. Raises DataError if the header names a file elsewhere.
+    file_of: Callable[[Path], Path] | None = None
+
+
+def _read_nifti(path: Path) -> Any:
+    """Read a NIfTI file. Raises DataError if the file is truncated, contains NaN, or has a contradictory header.
+
+    nibabel checks the file, because SimpleITK replaces NaN and missing values by zeros without a warning.
+    """
+    import nibabel
+    import numpy as np
+
+    image: Any = nibabel.load(path)
+    check_size(image.shape, image.get_data_dtype().itemsize, path)
+    header = image.header
+    places = [header.get_sform(), header.get_qform()] if header["sform_code"] > 0 < header["qform_code"] else []
+    if len({nibabel.aff2axcodes(place) for place in places}) > 1:
+        raise DataError(
+            "an image's header gives two different positions (sform and qform); export it again from its source"
+        )
+    values = np.asanyarray(image.dataobj.get_unscaled())  # get_unscaled raises an error if the file is truncated
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        wrong = np.count_nonzero(~np.isfinite(values))
+        raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
+    return open_reader(path).Execute()
+
+
+# SimpleITK's other readers are not used, because some of them (HDF5, Stimulate) open files that a header names.
+FORMATS = (
+    ImageFormat(
+        "NIfTI", (".nii.gz", ".nii"), volumes=True, masks=(".nii.gz", ".nii"), reader="Nifti", read=_read_nifti
+    ),
+    ImageFormat("MHA", (".mha", ".mhd"), volumes=True, masks=(".mha",), reader="Meta", file_of=file_of_meta),
+    ImageFormat("NRRD", (".nrrd",), volumes=True, masks=(".nrrd",), reader="Nrrd", file_of=file_of_nrrd),
+    ImageFormat("DICOM", (), volumes=True, reader="GDCM", check=check_dicom),
+    ImageFormat("PNG", (".png",), volumes=False, masks=(".png",), reader="PNG", check_values=check_png),
+    ImageFormat("JPEG", (".jpg", ".jpeg"), volumes=False, reader="JPEG"),
+    ImageFormat("TIFF", (".tif", ".tiff"), volumes=False, masks=(".tif", ".tiff"), reader="TIFF", check=check_tiff),
+    ImageFormat("BMP", (".bmp",), volumes=False, reader="BMP"),
+)
+SUFFIXES = tuple(suffix for one in FORMATS for suffix in one.suffixes)
+READERS = {f"{one.reader}ImageIO": one for one in FORMATS if one.reader}
+
+
+def read_image(path: Path) -> Any:
+    """Return the image in a file as a SimpleITK image."""
+    for one in FORMATS:
+        if one.check_values:
+            one.check_values(path)
+    readers = (one.read for one in FORMATS if path.name.lower().endswith(one.suffixes))
+    return read(path) if (read := next(readers, None)) else open_reader(path).Execute()
+
+
+def open_reader(path: Path) -> Any:
+    """Return a SimpleITK reader for an image file. Raises DataError if the header names another file or an impossible
+    size.
+    """
+    import SimpleITK
+
+    for one in FORMATS:
+        if one.check:
+            one.check(path)
+    kind = _kind_of(path)
+    if kind not in READERS or (kind == "GDCMImageIO" and not is_dicom(path)):
+        raise DataError(DAMAGED, str(path))
+    file_of = READERS[kind].file_of
+    values = file_of(path) if file_of else path
+    reader = SimpleITK.ImageFileReader()
+    reader.SetImageIO(kind)
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    check_size(reader.GetSize(), _bytes_of(reader.GetPixelID(), reader.GetNumberOfComponents()), values)
+    return reader
+
+
+def _kind_of(path: Path) -> str:
+    """Return the name of SimpleITK's reader for a file.
+
+    SimpleITK would open a file once for each of its readers, which takes a fifth of the time in which a small
+    photograph is read.
+    """
+    import SimpleITK
+
+    with path.open("rb") as file:
+        if file.read(len(PNG)) == PNG:
+            return "PNGImageIO"
+    return str(SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path)))
+
+
+@cache
+def _bytes_of(pixel: int, components: int) -> int:
+    """Return the number of bytes of one pixel or voxel."""
+    import SimpleITK
+
+    return int(SimpleITK.GetArrayViewFromImage(SimpleITK.Image([1, 1], pixel, components)).nbytes)
