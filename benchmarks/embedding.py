@@ -44,14 +44,19 @@ SHARES = (0.8, 0.1, 0.1)  # fractions of training, validation and test cases
 
 def write_study(folder: Path, images: int) -> None:
     torch.manual_seed(0)
+    write_images(folder / "data", images)
+    write_images(folder / "warm-up", BATCH)
+    save_tensors(folder / "vit.safetensors", NETWORKS.read({"name": "timm-vit"}).build(3, 2).state_dict())
+
+
+def write_images(folder: Path, images: int) -> None:
     rows = ["image,label,patient"]
-    (folder / "data").mkdir()
+    folder.mkdir()
     for number in range(images):
         pixels = torch.randint(0, 256, (SIZE, SIZE, 3), dtype=torch.uint8).numpy()
-        Image.fromarray(pixels).save(folder / "data" / f"{number}.png", compress_level=1)
+        Image.fromarray(pixels).save(folder / f"{number}.png", compress_level=1)
         rows.append(f"{number}.png,{number % 2},p{number}")
-    (folder / "data/cases.csv").write_text("\n".join(rows))
-    save_tensors(folder / "vit.safetensors", NETWORKS.read({"name": "timm-vit"}).build(3, 2).state_dict())
+    (folder / "cases.csv").write_text("\n".join(rows))
 
 
 def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
@@ -71,16 +76,16 @@ def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
 
 
 def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> dict[str, Any]:
-    data = {"folder": str(folder / "data")}
-    settings = SiteSettings.model_validate({"device": device, "data": data})
-    quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
-    warm = plan_of(folder, 1, True).model_dump(mode="json") | {"task": quick, "network": {"name": "small-cnn"}}
-    # a warm-up run, because the first run in a process also imports the modules of a study
-    inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}")
+    def settings(images: str) -> SiteSettings:
+        return SiteSettings.model_validate({"device": device, "data": {"folder": str(folder / images)}})
+
+    warm = plan_of(folder, 1, True).model_dump(mode="json") | {"network": {"name": "small-cnn"}}
+    # a warm-up run on other images, because the first run in a process also imports what reads images, such as MONAI
+    inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}", settings=settings("warm-up"))
     before, found = held(), []
     for number in rounds:
         started = now(device)
-        inprocess.run(plan_of(folder, number, once), folder=folder / f"run-{once}-{number}", settings=settings)
+        inprocess.run(plan_of(folder, number, once), folder=folder / f"run-{once}-{number}", settings=settings("data"))
         found.append(now(device) - started)
     return {"seconds": found, "memory": held() - before}
 

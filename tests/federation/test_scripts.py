@@ -87,19 +87,6 @@ def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp
         assert same == (not name.startswith("features.1.") or name.endswith("num_batches_tracked")), name
 
 
-STOCK_JOB = """
-from model import Net
-from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from nvflare.recipe import SimEnv
-
-if __name__ == "__main__":
-    recipe = FedAvgRecipe(
-        name="stock", model=Net(), min_clients=2, num_rounds=2, train_script="client.py", train_args="--epochs 1"
-    )
-    recipe.execute(SimEnv(num_clients=2, workspace_root="workspace"))
-"""
-
-
 def blocks(page: str, kind: str) -> list[list[str]]:
     found = re.findall(rf"^ *```{kind}\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(block).splitlines() for block in found]
@@ -119,14 +106,11 @@ def changed_by(text: str, diff: list[str]) -> str:
 
 @pytest.mark.slow
 def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp_path: Path) -> None:
-    skill = (root / "skills/medsilo-make-fedbn/SKILL.md").read_text()
-    example = root / "examples/hello-fedbn"
-    shutil.copy(example / "model.py", tmp_path)
-    script = (example / "client.py").read_text().replace("import medsilo.client", "import nvflare.client")
-    script = script.replace("    flare.join(model, optimizer, train_loader)\n", "")
-    for_job, for_script = blocks(skill, "diff")
-    (tmp_path / "job.py").write_text(changed_by(STOCK_JOB, for_job))
-    (tmp_path / "client.py").write_text(changed_by(script, for_script))
+    folder = root / "skills/medsilo-make-fedbn"
+    skill = (folder / "SKILL.md").read_text()
+    shutil.copytree(folder / "evals/files/fedavg-job", tmp_path, dirs_exist_ok=True)
+    for name, diff in zip(("job.py", "client.py"), blocks(skill, "diff"), strict=True):
+        (tmp_path / name).write_text(changed_by((tmp_path / name).read_text(), diff))
     own = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said, study = "", ""
     for command in [line for block in blocks(skill, "bash") for line in block]:
@@ -139,6 +123,23 @@ def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp
     lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"round"')]
     assert [[site["name"] for site in line["sites"]] for line in lines] == [["site-1", "site-2"]] * 2
     assert Path(study, paths.REPORT).exists()
+
+
+def test_the_skill_has_the_evaluations_that_nvflare_asks_of_a_skill(root: Path) -> None:
+    """NVFlare's checks of skills want a prompt for the skill, one for another skill, one for none, and the files that
+    the skill edits.
+    """
+    folder = root / "skills/medsilo-make-fedbn"
+    cases = json.loads((folder / "evals/evals.json").read_text())["evals"]
+    named = [case["nvflare"] for case in cases]
+    assert {folder.name, None} < {one["expected_skill"] for one in named}
+    assert [one["expected_skill"] for one in named if one.get("negative_for") == folder.name] == [
+        "nvflare-convert-pytorch"
+    ]
+    edited = {path for case in cases for path in case["files"]}
+    assert {folder / "evals" / path for path in edited} == {*folder.glob("evals/files/*/*.py")} != set()
+    aims = [aim for one in named for kind in ("mandatory", "prohibited") for aim in one.get(f"{kind}_behavior", [])]
+    assert aims and all(aim["id"] and aim["description"] for aim in aims + named[0]["process_metrics"])
 
 
 @pytest.mark.long
