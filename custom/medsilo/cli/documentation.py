@@ -416,7 +416,7 @@ def docs(
     passages, wanted = all_passages(), " ".join(words or ()).strip()
     absent = from_lab("those for leads and researchers")
     if not wanted:
-        pages = [one for one in passages if not one.anchor]
+        pages = [one for one in passages if not one.anchor and not one.is_part]
         screen.say(*(f"{one.page:34} {one.title}" for one in pages), "", f"medsilo docs PAGE prints one{absent}.")
         screen.answer(pages=[{"place": one.place, "title": one.title} for one in pages])
         return None

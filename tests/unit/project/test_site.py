@@ -90,6 +90,10 @@ def test_formulas_are_mathml_and_pictures_have_two_forms(site: Path) -> None:
     for name in ("which-method", "architecture"):
         light, dark = ((site / f"pictures/{name}-{scheme}.svg").read_text("utf-8") for scheme in ("light", "dark"))
         assert "@media not all" in light and "@media all" in dark
+    examples = (site / "repository/examples/index.html").read_text("utf-8")
+    for name in re.findall(r'src="?pictures/([^" >#]+)', examples):
+        assert name.endswith(("-light.svg", "-dark.svg")) and (site / "repository/examples/pictures" / name).is_file()
+    assert examples.count("-dark.svg#only-dark") == 4
 
 
 @pytest.mark.slow
