@@ -86,6 +86,7 @@ _SYNONYMS = (
     "nlp language text",
     "mac macos apple windows linux",
     "ram memory",
+    "graphics cuda gpu",
     "kubernetes podman docker container",
     "password credentials certificate",
     "poisoning byzantine malicious dishonest hostile",
