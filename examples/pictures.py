@@ -20,6 +20,7 @@ from medsilo.runs.reading import read_rounds
 
 HERE = Path(__file__).resolve().parent
 SCORES = {"hello-fedbn": "accuracy", "monai-segmentation": "Dice", "tabular": "AUC", "lightning": "accuracy"}
+IN_THE_DARK = "@media (prefers-color-scheme: dark) {svg{filter: invert(1) hue-rotate(180deg)}}"
 STYLE = {"svg.hashsalt": "medsilo", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False}
 
 
@@ -46,6 +47,8 @@ def draw(name: str, record: Path, picture: Path) -> None:
         picture.parent.mkdir(exist_ok=True)
         figure.savefig(picture, metadata={"Date": None, "Title": f"{name}: {SCORES[name]} by round"})
         plt.close(figure)
+    text = picture.read_text("utf-8")
+    picture.write_text(text.replace("</style>", f"{IN_THE_DARK}</style>", 1), "utf-8")
 
 
 def main() -> None:

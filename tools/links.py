@@ -59,7 +59,7 @@ def place(path: str) -> str:
     if path.startswith(f"{PAGES}/"):
         return path.removeprefix(f"{PAGES}/")
     shown = path.removeprefix(".")  # the site's generator ignores hidden folders, such as .github
-    return f"{OUTSIDE}/{shown}" if path.endswith((".md", ".csv")) else f"{OUTSIDE}/{shown}.md"
+    return f"{OUTSIDE}/{shown}" if path.endswith((".md", ".csv", ".png", ".svg")) else f"{OUTSIDE}/{shown}.md"
 
 
 def for_the_site(text: str, page: str) -> str:

@@ -1,4 +1,4 @@
-"""Take screenshots of the demo, a comparison and a run for the documentation, each in a light and in a dark version.
+"""Take screenshots of the demo and a comparison for the documentation, each in a light and in a dark version.
 
 python -m tools.screenshots            # or: make screenshots
 """
@@ -38,14 +38,12 @@ def main() -> None:
         demo, study = Path(place) / "demo", Path(place) / "study"
         medsilo("demo", "--out", str(demo))
         medsilo(*STUDY, "--out", str(study))
-        medsilo("report", str(study / "fedbn-0"), "-o", str(study / "run.html"))
         page = next(demo.glob("*/report.html"))
         style = f"<style>{LEFT_OUT} {{ display: none }}</style></head>"
         page.write_text(page.read_text("utf-8").replace("</head>", style, 1), "utf-8")
         for scheme in SCHEMES:
             take(browser, page, HERE / f"demo{scheme}.png", 880, 1062, numbers_of(page.parent), scheme)
             take(browser, study / "report.html", HERE / f"study{scheme}.png", 1000, 1130, scheme=scheme)
-            take(browser, study / "run.html", HERE / f"run{scheme}.png", 1000, 1240, scheme=scheme)
 
 
 def medsilo(*arguments: str) -> None:

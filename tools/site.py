@@ -24,7 +24,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # excludes source files from the search
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+?)(\.svg|\.png)\)")
 _FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.M | re.S)
-AS_THEY_ARE = (".css", ".js", ".png", ".svg", ".ipynb")  # file types in docs/ that are copied unchanged
+AS_THEY_ARE = (".css", ".js", ".png", ".svg", ".ipynb")  # file types that are copied unchanged
 # makes anchors in the same way as GitHub
 SLUGS = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}"
 
@@ -33,11 +33,7 @@ def write_pages(folder: Path) -> None:
     """Write the files from which the site is built: all pages, and all files to which pages link."""
     for path in (ROOT / PAGES).rglob("*"):
         if path.suffix in AS_THEY_ARE:
-            target = folder / path.relative_to(ROOT / PAGES)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-            if path.suffix == ".svg":
-                write_schemes(path, target)
+            copy(path, folder / path.relative_to(ROOT / PAGES))
     waiting = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / PAGES).rglob("*.md"))]
     written: set[str] = set()
     while waiting:
@@ -46,6 +42,9 @@ def write_pages(folder: Path) -> None:
         if path in written or target.exists() or not (ROOT / path).exists():
             continue
         written.add(path)
+        if target.suffix in AS_THEY_ARE:
+            copy(ROOT / path, target)
+            continue
         text = _content(path)
         if path.endswith(".md"):
             waiting += [target_of(path, link)[0] for link in links(text) if not is_outward(link)]
@@ -53,6 +52,13 @@ def write_pages(folder: Path) -> None:
         if path.endswith(".md"):
             text = with_formulas(with_pictures(for_the_site(text, path)))
         target.write_text(text, "utf-8")
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    if source.suffix == ".svg":
+        write_schemes(source, target)
 
 
 def write_schemes(picture: Path, target: Path) -> None:

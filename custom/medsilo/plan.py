@@ -17,7 +17,7 @@ from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
 from medsilo.core.section import Feature, Section, checked
-from medsilo.core.text import STEERING, plain
+from medsilo.core.text import STEERING, counted, plain
 from medsilo.core.yaml_text import dump_yaml, read_yaml
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
@@ -208,6 +208,11 @@ class Plan(Section):
         description="packages besides medsilo that define the plan's method, task, network or layers; medsilo adds "
         "the version and hash of each package",
     )
+
+    def __repr__(self) -> str:
+        sites = f"{counted(len(self.participation.sites), 'site')}, " if self.participation.sites else ""
+        rounds = counted(self.rounds, "round")
+        return f"<Plan {self.algorithm.title} on {self.task.name}, {sites}{rounds}, hash {self.hash[:12]}>"
 
     @cached_property
     def course(self) -> Schedule:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from csv import DictReader
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from html import escape
@@ -351,7 +351,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Picture:
-    html: str
+    html: str = field(repr=False)
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{escape(self.html)}" style="width:100%;height:34em;border:0" sandbox></iframe>'
@@ -391,6 +391,9 @@ class _Models(Mapping[str, nn.Module]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"<Models: {', '.join(self)}>"
 
     def __getitem__(self, site: str) -> nn.Module:
         if site not in list(self):

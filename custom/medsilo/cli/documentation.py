@@ -86,6 +86,7 @@ _SYNONYMS = (
     "nlp language text",
     "mac macos apple windows linux",
     "ram memory",
+    "graphics cuda gpu",
     "kubernetes podman docker container",
     "password credentials certificate",
     "poisoning byzantine malicious dishonest hostile",
@@ -416,7 +417,7 @@ def docs(
     passages, wanted = all_passages(), " ".join(words or ()).strip()
     absent = from_lab("those for leads and researchers")
     if not wanted:
-        pages = [one for one in passages if not one.anchor]
+        pages = [one for one in passages if not one.anchor and not one.is_part]
         screen.say(*(f"{one.page:34} {one.title}" for one in pages), "", f"medsilo docs PAGE prints one{absent}.")
         screen.answer(pages=[{"place": one.place, "title": one.title} for one in pages])
         return None

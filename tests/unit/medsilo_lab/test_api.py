@@ -215,6 +215,12 @@ def test_a_run_goes_on_and_predicts_a_dataset(tmp_path: Path) -> None:
             longer.predict(wrong)
     assert [*run.figures] == ["scores", "learning"] and repr(run.figures) == "<Figures: scores, learning>"
     assert run.figures["learning"].axes[0].get_xlabel() == "rounds"
+    assert repr(run.models) == "<Models: a, b>"
+    assert (
+        repr(run.plan)
+        == f"<Plan {run.summary.title} on {run.plan.task.name}, 2 sites, 1 round, hash {run.plan.hash[:12]}>"
+    )
+    assert "limits=Picture()" in repr(run.plot) and len(repr(run.plot)) < 400
 
 
 def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: medsilo.Run) -> None:

@@ -313,6 +313,17 @@ def test_every_link_and_anchor_of_a_page_leads_somewhere(root: Path) -> None:
     assert lost(root, "docs/start/install.md", wrong) == ["your-data.md#no-such", "none.md", "#nor-this"]
 
 
+def test_every_picture_is_on_a_page_and_has_a_dark_version(root: Path) -> None:
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"pictures/([\w-]+\.(?:png|svg))", page.read_text("utf-8"))}
+    there = {path.name for path in (root / "docs/pictures").iterdir()}
+    assert shown <= there and {name.replace("-dark.", ".") for name in there} <= shown
+    for name in shown:
+        assert name.endswith(".svg") or "-dark." in name or name.replace(".png", "-dark.png") in there, name
+    for path in (*(root / "docs/pictures").glob("*.svg"), *(root / "examples/pictures").glob("*.svg")):
+        assert "@media (prefers-color-scheme: dark)" in path.read_text("utf-8"), path.name
+
+
 def test_links_hold_on_the_site_as_well(root: Path) -> None:
     text = (
         "[a](docs/reference/keys.md#training) [b](jobs/fedbn) [c](provisioning) [d](#here) [e](https://example.org/x)"
