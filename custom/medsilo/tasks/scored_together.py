@@ -172,10 +172,10 @@ def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
     """Return one number for each case, so that the mean of these numbers is the metric over all cases, [cases] in
     float64.
 
-    A case's number says how the metric changes if the case is left out, so that the variance of the numbers is the
-    jackknife's variance of the metric. For the AUROC, the change is computed from the placement values of DeLong
-    (1988). DeLong's variance, divided by the size of a class, is too small for a class of few cases. The AUROC of
-    several classes is the mean over classes, each compared with all other classes.
+    A case's number is computed from the change of the metric if the case is left out. The variance of the numbers is
+    therefore the jackknife's variance of the metric. For the AUROC, the change is computed from the placement values of
+    DeLong (1988). If placement values are divided by the size of a class, the variance is too small for a class of few
+    cases. The AUROC of several classes is the mean over classes, each compared with all other classes.
 
     Args:
         labels: the class of each case, [cases]

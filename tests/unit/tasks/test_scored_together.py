@@ -67,8 +67,8 @@ def test_an_auroc_is_the_fraction_of_ordered_pairs() -> None:
 @pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy"])
 @pytest.mark.parametrize(("classes", "rare"), [(2, 12), (2, 1), (3, 7), (3, 1)])
 def test_a_case_counts_as_much_as_its_absence_changes_the_score(metric: str, classes: int, rare: int) -> None:
-    """In earlier versions, one of three ill patients counted as little as if there were many ill patients: the interval
-    of a difference between AUROCs was too narrow. The only patient of a class did not count at all.
+    """In earlier versions, an ill patient counted too little if few patients were ill, so intervals were too narrow.
+    The only patient of a class did not count at all.
     """
     labels, chances = drawn_cases(1, 60, classes)
     labels[:] = torch.tensor([0] * rare + [1 + place % (classes - 1) for place in range(60 - rare)])
