@@ -20,6 +20,7 @@ from medsilo.tasks.task import Task
 ACCURACY: Final = "accuracy"
 BALANCED: Final = "balanced_accuracy"
 AUROC: Final = "auroc"
+COIN = 0.5  # AUROC of a model that assigns equal probabilities to all cases
 IN_WORDS = {ACCURACY: "accuracy", BALANCED: "balanced accuracy", AUROC: "AUROC"}
 Deciding = Literal["accuracy", "balanced_accuracy", "auroc"]
 
@@ -173,34 +174,55 @@ def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
     """Return one number for each case, so that the mean of these numbers is the metric over all cases, [cases] in
     float64.
 
-    A case's number is computed from the mean of the case's class, so that the variance of the numbers is the variance
-    of the metric. For the AUROC, the numbers are the placement values of DeLong (1988). The AUROC of several classes is
-    the mean over classes, each compared with all other classes. If all cases have one class, both metrics are
-    undefined, and the numbers are NaN.
+    A case's number is computed from the change of the metric if the case is left out. The variance of the numbers is
+    therefore the jackknife's variance of the metric. For the AUROC, the change is computed from the placement values of
+    DeLong (1988). If placement values are divided by the size of a class, the variance is too small for a class of few
+    cases. The AUROC of several classes is the mean over classes, each compared with all other classes.
+
+    If all cases have one class, both metrics are undefined, and the numbers are NaN.
 
     Args:
         labels: the class of each case, [cases]
         chances: the probability of each class, [cases, classes]
     """
-    number, classes = chances.shape
+    number = len(labels)
     if not chances.isfinite().all() or len(labels.unique()) < 2:
         return torch.full((number,), torch.nan, dtype=torch.float64)
-    sides, values = [], []
+    parts = _parts(metric, labels, chances)
+    moved = torch.zeros(number, dtype=torch.float64)
+    for several, value in parts:
+        for side in several:
+            moved[side] += (value[side] - value[side].mean()) / max(int(side.sum()) - 1, 1) / len(parts)
+    score, places = _mean(metric, parts, chances), torch.arange(number)
+    sizes = labels.bincount(minlength=chances.shape[1])
+    for place in places[sizes[labels] == 1].tolist():  # without its only case, a class has no part
+        rest = places != place
+        moved[place] = score - _mean(metric, _parts(metric, labels[rest], chances[rest]), chances)
+    return score + (number - 1) * (moved - moved.mean())
+
+
+def _parts(metric: str, labels: Tensor, chances: Tensor) -> list[tuple[list[Tensor], Tensor]]:
+    """For each class, return the masks of the cases that determine the metric of the class, and a value of each case.
+    The metric of the class is the mean value of the cases in the first mask.
+    """
+    if len(labels.unique()) < 2:
+        return []
     right = (chances.argmax(1) == labels).double()
-    for label in judged(classes) if metric == AUROC else range(classes):
+    found = []
+    for label in judged(chances.shape[1]) if metric == AUROC else range(chances.shape[1]):
         own = labels == label
         if metric == BALANCED and own.any():
-            sides.append([own])
-            values.append(right)
+            found.append(([own], right))
         elif metric == AUROC and own.any() and not own.all():
-            sides.append([own, ~own])
-            values.append(_placements(chances[:, label].double(), own))
-    found = torch.zeros(number, dtype=torch.float64)
-    for several, value in zip(sides, values, strict=True):
-        found += value[several[0]].mean()
-        for side in several:
-            found[side] += (value[side] - value[side].mean()) * number / side.sum()
-    return found / len(sides)
+            found.append(([own, ~own], _placements(chances[:, label].double(), own)))
+    return found
+
+
+def _mean(metric: str, parts: Sequence[tuple[list[Tensor], Tensor]], chances: Tensor) -> Tensor:
+    """Return the metric, or the metric of random guesses if all cases have one class."""
+    if not parts:
+        return torch.tensor(COIN if metric == AUROC else 1 / chances.shape[1], dtype=torch.float64)
+    return torch.stack([value[several[0]].mean() for several, value in parts]).mean()
 
 
 def _placements(chances: Tensor, own: Tensor) -> Tensor:

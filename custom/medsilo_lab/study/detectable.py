@@ -174,15 +174,25 @@ class Missing(NamedTuple):
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
     """Add a difference to the mean score, and keep all scores between 0 and 1. For each patient, return by how much the
     patient's change differs from the mean change. If scores between 0 and 1 cannot have the new mean, return None.
+
+    In a rank statistic such as the AUROC, a patient's contribution may be below 0 or above 1. The closer the statistic
+    is to 0 or 1, the less the contributions vary: we use Hanley and McNeil's (1982) variance for two equal classes.
     """
-    # in a rank statistic such as the AUROC, a patient's contribution may be below 0 or above 1
+    mean = float(scores.mean())
     if scores.min() < 0 or scores.max() > 1:
-        return np.zeros_like(scores)
+        new = mean + more
+        if not (0 < mean < 1 and 0 < new < 1):
+            return None if more else np.zeros_like(scores)
+        return (scores - mean) * (math.sqrt(_of_ranks(new) / _of_ranks(mean)) - 1)
     room = 1 - scores if more > 0 else scores
-    mean = float(room.mean())
-    if abs(more) > mean:
+    most = float(room.mean())
+    if abs(more) > most:
         return None
-    return more * (room / mean - 1) if more else np.zeros_like(scores)
+    return more * (room / most - 1) if more else np.zeros_like(scores)
+
+
+def _of_ranks(area: float) -> float:
+    return area * (1 - area) * ((1 - area) / (2 - area) + area / (1 + area))
 
 
 def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:

@@ -469,6 +469,8 @@ class Statistics:
         found = next((self._difference(one) for one, told in self._answers.items() if told is first), None)
         if found and (found.alike or not found.patients.variance):
             return "All repetitions or all patients are alike, so the runs do not show how much others would differ."
+        if first.patients is not None and first.patients < LEAST_PATIENTS:
+            return f"A verdict needs {LEAST_PATIENTS} test patients: with fewer, the interval may be too narrow."
         return "Such a difference may be chance."
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:

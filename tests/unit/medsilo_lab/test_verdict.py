@@ -268,6 +268,18 @@ def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
         assert "too few for a verdict (now 5); 25 test patients would show ±" in verdict_in_words(one)
 
 
+def test_a_pilot_with_six_patients_in_all_does_not_call_a_clear_difference_chance(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    own = {site: 0.01 * random.normal(size=2) for site in SITES}
+
+    def scores(title: str, seed: int, site: str) -> np.ndarray:
+        return 0.7 + 0.001 * random.normal() + (0.2 + own[site] if title == "fedavg" else np.zeros(2))
+
+    verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], scores), tmp_path)
+    assert verdict.first and verdict.first.low > 0 and not verdict.first.sure
+    assert "A verdict needs 8 test patients" in verdict.headline and "chance" not in verdict.headline
+
+
 @pytest.mark.slow
 def test_forty_configurations_at_six_hospitals_take_seconds(tmp_path: Path) -> None:
     """The test's time limit does not include reading the scores."""

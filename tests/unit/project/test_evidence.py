@@ -368,9 +368,12 @@ def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
     parts = parts_of_concordance(*drawn)
     whole = intervals._concordance(*drawn)
     assert parts.mean() == pytest.approx(whole)
-    left = [intervals._concordance(*(np.delete(own, place) for own in drawn)) for place in range(40)]
-    moved = [(whole - one) * 199 for one in left]
-    assert np.corrcoef(moved, parts[:40] - whole)[0, 1] > 0.99
+    left = [intervals._concordance(*(np.delete(own, place) for own in drawn)) for place in range(200)]
+    assert parts - whole == pytest.approx(199 * (np.mean(left) - left))
+    time, event, risk = drawn
+    only = np.arange(200) == int(np.flatnonzero(event)[0])  # without the only event, no two cases are comparable
+    parts = parts_of_concordance(time, only.astype(int), risk)
+    assert parts.var(ddof=1) / 200 >= 0.9 * (parts.mean() - 0.5) ** 2
 
 
 def test_one_patient_gives_no_interval() -> None:

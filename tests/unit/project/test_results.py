@@ -433,7 +433,8 @@ def test_the_file_of_contrasts_is_what_kept_scores_give(root: Path) -> None:
 
 @pytest.mark.slow
 def test_the_file_of_contrasts_told_before_is_what_that_commit_gives(root: Path) -> None:
-    if run(["git", "cat-file", "-e", told_twice.COMMIT], cwd=root, capture_output=True, check=False).returncode:
+    told = run(["git", "rev-parse", "--is-shallow-repository"], cwd=root, capture_output=True, text=True, check=False)
+    if told.stdout.strip() != "false":
         pytest.skip("this copy of the repository has no git history")
     made = [line for table in told_twice.tables() for line in table.lines()]
     kept = result_files.rows_of(root / "results/told-twice.csv")
