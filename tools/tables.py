@@ -28,6 +28,7 @@ from medsilo.core import model_folders
 from medsilo.core.section import Section
 from medsilo.extend import methods as extend_methods
 from medsilo.extend import networks as extend_networks
+from medsilo.federation.private_site import WHAT
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.robust import AggregationSettings, RobustRule
@@ -489,6 +490,26 @@ def checks() -> dict[str, str]:
     return {topic: ". ".join(texts) for topic, texts in sorted(told.items())}
 
 
+def privacy_costs() -> str:
+    """Return a table of the numbers that leave a hospital, and the privacy cost of each number."""
+    stays = "stays at the hospital"
+    scores = "only the score leaves the hospital, with `privacy.scores: {epsilon: 0.5}`"
+    noisy = {"counts": "`privacy.counts: {epsilon: 0.2}`, with noise sampled once", "train": "–"}
+    rows = [
+        (
+            what,
+            "rounded, 0",
+            noisy.get(told, scores),
+            "the hospital does not join the study" if told == "counts" else stays,
+        )
+        for told, what in WHAT.items()
+    ]
+    means = "`privacy.statistics: {epsilon: 0.5}`, once"
+    rows.append(("a method's statistics (AdaFed, FedRDN, HarmoFL)", "–", means, "medsilo rejects the plan"))
+    costs = ("cost if the hospital declares the numbers public", "cost if the plan adds noise", "otherwise")
+    return table(("numbers", *costs), rows)
+
+
 def extension(place: ModuleType) -> str:
     """Return a table of the names that a module exports; each name has the first paragraph of its docstring."""
     own = {
@@ -505,6 +526,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "methods": methods.overview,
     "number-of-methods": methods.number,
     "private-methods": methods.private,
+    "privacy-costs": privacy_costs,
     "families": methods.families,
     "families-of-readme": partial(methods.families, "docs/research/methods"),
     "families-of-site": partial(methods.families, "research/methods"),

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from medsilo.check.approval import never_runs, plan_in_words
 from medsilo.check.code_review import code_words, review
-from medsilo.check.demands import CASES, price_list, privacy_findings
+from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.disclosure import describe
 from medsilo.check.hospital_checks import KitAtHome
 from medsilo.check.machine import without_walls
@@ -28,6 +28,7 @@ from medsilo.check.spending import answered, spending_lines, spent
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.plan import Plan
+from medsilo.runs.disclosed import CASES
 from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, study_in_words
 from medsilo.site.job_code import JobCode
 from medsilo.site.ledger import ledgers

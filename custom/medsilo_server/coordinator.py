@@ -14,7 +14,7 @@ from medsilo.exchange.checks import check_forms
 from medsilo.mixing.aggregators import Aggregator
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Delivered, End, Joined, SiteAnswer, Tested, Trained
+from medsilo.runs.messages import DISCLOSED, VARYING, Delivered, End, Joined, SiteAnswer, Tested, Trained
 from medsilo.runs.provenance import now
 from medsilo.runs.rounds import Round, SentUpdate, SiteRound
 from medsilo.runs.schema import SEE_LOG, STOPPED, Summary
@@ -34,6 +34,8 @@ from medsilo_server.summary import StudyUsage, summarise
 if TYPE_CHECKING:
     from medsilo_server.exclusions import Exclusions
 
+# the scores, losses and counts of an answer that the record of a round contains
+TOLD = (DISCLOSED["round"].keys() & SiteRound.model_fields.keys()) - VARYING
 OVERWEIGHT = 0.9  # maximum fraction of all training cases that a site may state without a warning
 
 
@@ -370,12 +372,9 @@ def _part(
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
     return SiteRound(
-        train_loss=reply.train_loss,
-        validation=reply.validation,
+        **{name: getattr(reply, name) for name in TOLD},
         step=joined.steps.get("validation", 0.0) if joined else 0.0,
         validated=joined.cases.validation if joined else None,
-        validation_loss=reply.validation_loss,
-        samples=reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
         bytes_up=exchange.bytes_up[site],

@@ -229,7 +229,7 @@ class ServerState:
         if not self.course.has_travelled(rounds):
             return
         if self.best is not None:
-            both = known.keys() & self.best["scores"].keys()
+            both = sorted(known.keys() & self.best["scores"].keys())  # sums depend on the order
             joined = self.server.joined
             says = says_of(self.plan.task.goal, {site: joined[site].absent if site in joined else () for site in both})
             now, before = (sum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))

@@ -23,7 +23,7 @@ from medsilo.flare.workspace import plan_of_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.privacy.guarantees import PrivacyGuarantee
 from medsilo.privacy.mechanisms import Geometric
-from medsilo.runs.messages import PARTS, Request, StudyMessage
+from medsilo.runs.messages import PARTS, VARYING, Request, StudyMessage
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_lab.consortium.lead import State, _job_state
 from medsilo_lab.jobs import write_job
@@ -282,7 +282,7 @@ def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> 
     settings = make_settings({"device": "cpu", "data": described, "state_dir": str(state or folder / "state")}, "x")
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
     facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({})).facts
-    return {name: value for name, value in facts.items() if name not in ("seconds", "memory", "warnings")}
+    return {name: value for name, value in facts.items() if name not in VARYING | {"warnings"}}
 
 
 @pytest.mark.parametrize("questions", slow_but([40], [40, 1000], [1000]))

@@ -13,7 +13,7 @@ import pytest
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Request
+from medsilo.runs.messages import VARYING, Request
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.shares import PARTS
 from tests.conftest import slow_but
@@ -23,7 +23,6 @@ from tests.unit.federation.test_protection import STUDY
 
 STRICT = 32
 KNOWN = 27
-OF_MACHINE = ("seconds", "memory")
 UNLIMITED = 10_000_000
 Row = dict[str, Any]
 
@@ -34,7 +33,7 @@ def answer(plan: Plan, settings: SiteSettings, folder: Path) -> str:
         facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).message({})).facts
     except MedsiloError as error:
         return f"refused: {error}"
-    return json.dumps({name: own for name, own in facts.items() if name not in OF_MACHINE}, sort_keys=True)
+    return json.dumps({name: own for name, own in facts.items() if name not in VARYING}, sort_keys=True)
 
 
 def settings_of(folder: Path, data: Any, **more: Any) -> SiteSettings:

@@ -9,6 +9,7 @@ from medsilo.airlock.border import LEFT
 from medsilo.airlock.room import ability
 from medsilo.core.files import load_tensors
 from medsilo.runs import paths
+from medsilo.runs.messages import VARYING
 from medsilo_lab.engines import inprocess, simulator
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.sites import CPU
@@ -40,10 +41,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     assert scores[0] == scores[1]
     assert simulator.Record(one).summary().details == simulator.Record(other).summary().details
     rounds = [
-        [
-            line.sites[site].model_copy(update={"seconds": 0.0, "memory": None})
-            for line in simulator.Record(run).rounds()
-        ]
+        [line.sites[site].model_copy(update=dict.fromkeys(VARYING)) for line in simulator.Record(run).rounds()]
         for run in (one, other)
         for site in sorted(scores[0])
     ]

@@ -24,7 +24,7 @@ from medsilo.exchange.checks import check_numbers
 from medsilo.federation.protection import Protection
 from medsilo.federation.script_bits import REAL, SCORES, Narrowing, bits_of
 from medsilo.federation.site_context import SiteContext
-from medsilo.runs.messages import PARTS, Joined, Request, SiteAnswer, StudyMessage
+from medsilo.runs.messages import DISCLOSED, PARTS, Joined, Request, SiteAnswer, StudyMessage
 from medsilo.schedule.phase import Ranges, views
 from medsilo.site.data_set import DataSet
 from medsilo.site.settings import SCORE_ROUNDING, DataPart
@@ -130,12 +130,14 @@ class Border:
                 "steps": {},
                 "classes": dict.fromkeys(PARTS),
             }
-        told = {name: value for name, value in facts.items() if name not in ("ledger", "readiness", "by_patient")}
+        declared = DISCLOSED[asked.task]
+        # an undeclared value is kept, so that the check of the whole answer rejects the answer
+        told = {name: value for name, value in facts.items() if name not in declared or declared[name].by_script}
         try:
             counted = self._cases(asked, told)
-            own |= {"cases": counted, "patients": counted}
-            if "samples" in told:
-                own["samples"] = max(min(self._multiple(told["samples"]), counted["train"]), 1)
+            own |= {name: counted for name, one in declared.items() if one.form == "cases"}
+            for name in (name for name in told if name in declared and declared[name].form == "count"):
+                own[name] = max(min(self._multiple(told[name]), counted["train"]), 1)
             scores = {name: part for name, part in SCORES.items() if told.get(name) is not None}
             own |= {name: self._rounded(told[name], self._resolution(part, counted)) for name, part in scores.items()}
         except (TypeError, ValueError, KeyError, OverflowError) as error:

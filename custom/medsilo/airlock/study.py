@@ -28,7 +28,7 @@ from medsilo.federation.script_bits import ALL, Narrowing, parts_in
 from medsilo.federation.site_context import SiteContext, promises_privacy
 from medsilo.learning.compute import Stop
 from medsilo.runs import paths
-from medsilo.runs.messages import MOST_VALUES, Request, SiteAnswer, StudyMessage, check_values
+from medsilo.runs.messages import DISCLOSED, MOST_VALUES, Request, SiteAnswer, StudyMessage, check_values
 from medsilo.site.airlock_settings import MiB
 from medsilo.site.settings import DataPart
 
@@ -81,7 +81,8 @@ class StudyBorder(Border):
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
         own = {"task": asked.task, "round": asked.round, "study": asked.study, "packages": self.plan.code, **measured}
-        told = {name: value for name, value in facts.items() if name not in ("ledger", "readiness")}
+        outside = {name for name, one in DISCLOSED[asked.task].items() if one.form == "outside"}
+        told = {name: value for name, value in facts.items() if name not in outside}
         return self.accepted(asked, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:

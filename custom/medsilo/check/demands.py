@@ -19,6 +19,7 @@ from medsilo.federation.protection import (
 )
 from medsilo.plan import Plan
 from medsilo.privacy.guarantees import PROTECTIVE_EPSILON
+from medsilo.runs.disclosed import CASES
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import ledger_of
 from medsilo.site.query_budget import QueryBudget, data_set
@@ -26,7 +27,6 @@ from medsilo.site.settings import PrivacyRequirements, SiteSettings, Told
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 
-CASES = {"train": "training", "validation": "validation", "test": "test"}
 CHECKS = {
     "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
     "duration of a round",

@@ -13,16 +13,18 @@ from medsilo.check.script_report import script_lines
 from medsilo.core.rounding import Resolution
 from medsilo.core.tensors import packed
 from medsilo.core.text import counted
-from medsilo.federation.disclosure import CLASS, MOST, PAIR
+from medsilo.federation.disclosure import CLASS, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
+from medsilo.runs.disclosed import words_of
+from medsilo.runs.messages import ALL_DISCLOSED, DISCLOSED, MOST_LOSS, SiteAnswer, declared
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import views
 from medsilo.site.kit import KitFiles
 from medsilo.site.policy import Policy
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import SCORE_ROUNDING, SiteSettings
+from medsilo.site.settings import SCORE_ROUNDING, DataPart, SiteSettings
 from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY
 
 COUNTED = {
@@ -166,18 +168,16 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     whose, times = ("patients", CLASS) if settings.protects(plan.task.synthetic) else ("cases", 1)
-    classes = "; the cases of each class" + (f", where each that occurs has {least} {whose}" if least > 1 else "")
+    where = f", where each that occurs has {least} {whose}" if least > 1 else ""
     every = plan.model_selection.validate_every
     scored = f"after every {every} rounds and the last " if every > 1 else ""
+    scores = f"{_means('validation')} over the validation cases{few}"
+    counts = f"{declared('counts').words} that add up over sites{few}"
     lines = [
-        "With every answer: the numbers of training, validation and test cases, and of their patients, seconds, the "
-        "memory that training "
-        f"took, version and hash of {', '.join(plan.code)}.",
-        f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
-        "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
-        "which structures, classes, channels or columns this site lacks (data.unannotated); the steps of its scores.",
-        f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
-        f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
+        f"With every answer: {', '.join(_with_every_answer()).format(packages=', '.join(plan.code))}.",
+        f"On joining: {'; '.join(_on_joining(where if plan.task.goal.classifies else None))}.",
+        f"In every round: the training {_means('train')}; {scored}{scores}.",
+        f"At the end: {_means('test')} over the test cases, and {counts}:",
     ]
     for name, length in plan.task.goal.layout.items():
         summed = f"the sum over {'patients' if name.endswith(BY_PATIENT) else 'cases'} and their number"
@@ -188,6 +188,27 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
             f"{times * least} test {whose}"
         )
     return [*lines, *_subgroups(plan, settings), *_threshold(plan, settings)]
+
+
+def _with_every_answer() -> list[str]:
+    common = [own for name, own in DISCLOSED["join"].items() if name in SiteAnswer.model_fields]
+    # numbers come before versions and hashes
+    return [own.words for own in sorted(common, key=lambda own: own.form == "other") if own.words]
+
+
+def _on_joining(where: str | None) -> list[str]:
+    """Return the names of the values that a site sends when joining.
+
+    Args:
+        where: the condition for sending counts of classes; None if the task has no classes
+    """
+    words = {name: own.words for name, own in DISCLOSED["join"].items() if name not in SiteAnswer.model_fields}
+    shares, classes = words.pop("shares"), words.pop("classes")
+    return [shares, *([] if where is None else [classes + where]), *words.values()]
+
+
+def _means(part: DataPart) -> str:
+    return words_of(own for own in ALL_DISCLOSED.values() if own.form == "mean" and own.part == part)
 
 
 def _subgroups(plan: Plan, settings: SiteSettings) -> list[str]:
@@ -222,7 +243,7 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
     lines = [
         f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the "
-        f"part); losses likewise, a case counting for at most {MOST:g}."
+        f"part); losses likewise, a case counting for at most {MOST_LOSS:g}."
     ]
     if not plan.task.goal.by_case:
         lines.append(

@@ -3,6 +3,7 @@
 import math
 import re
 import unicodedata
+from collections.abc import Iterable
 
 LONGEST = 2000  # default limit on the bytes of a line
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # names that a folder can safely have
@@ -61,6 +62,16 @@ def duration(seconds: float) -> str:
 def epsilon_text(value: float | None) -> str:
     """Return a value of ε as text; None and infinity give "no bound"."""
     return "no bound" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def enumerated(words: Iterable[str]) -> str:
+    """Join words to a list in a sentence.
+
+    >>> enumerated(["score", "loss", "counts"])
+    'score, loss and counts'
+    """
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def counted(number: int, what: str) -> str:

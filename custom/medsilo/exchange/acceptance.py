@@ -11,6 +11,7 @@ from medsilo.exchange.checks import check_packages
 from medsilo.plan import Plan
 from medsilo.runs.messages import (
     ANSWERS,
+    DISCLOSED,
     MOST_VALUES,
     Counted,
     Delivered,
@@ -27,6 +28,11 @@ from medsilo.tasks.metrics import OF_CLASSES
 from medsilo.tasks.subgroups import HOSPITAL
 from medsilo.tasks.task import check_absent
 
+# the scores in the range of the task's metric, by the task of the request
+SCORES = {
+    task: [name for name, own in answer.items() if own.form == "mean" and own.between is None]
+    for task, answer in DISCLOSED.items()
+}
 Asked = tuple[str, int]  # the name of a request's task, and the round
 
 
@@ -72,8 +78,8 @@ class Acceptance:
         self._same_cases(site, answer)
         if site not in self.joined and isinstance(answer, Trained) and (told := self.too_large(site, answer)):
             raise Refused(told)
-        if isinstance(answer, Trained | Delivered):
-            self._in_range("validation", answer.validation)
+        for name in SCORES[task]:
+            self._in_range(name, getattr(answer, name))
         if isinstance(answer, Tested):
             self._check_test(site, answer, number)
         if isinstance(answer, Delivered | Tested):
@@ -81,7 +87,6 @@ class Acceptance:
         return answer
 
     def _check_test(self, site: str, answer: Tested, number: int) -> None:
-        self._in_range("test", answer.test)
         if answer.selected > number:
             raise Refused(f"the site tested the model of round {answer.selected}, and there are {number} rounds")
         check_counts(answer.counts, self.plan, answer.counted)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.rounding import Resolution
 from medsilo.federation.protection import Protection
@@ -34,7 +35,7 @@ from medsilo.federation.raw_results import (
 )
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.subgroup_scores import Group, Level, levels_of, safe_levels, scores_of, some_of
-from medsilo.runs.messages import Counted, SiteWarning, SubgroupScore
+from medsilo.runs.messages import MOST_LOSS, Counted, SiteWarning, SubgroupScore, declared
 from medsilo.runs.own_files import Weighed
 from medsilo.schedule.weighting import update_weight
 from medsilo.site.query_budget import PARTS
@@ -48,7 +49,6 @@ from medsilo.tasks.subgroups import Members
 if TYPE_CHECKING:
     from medsilo.federation.private_site import How, PrivateNumbers
 
-MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
 CLASS = 4  # counts by class need this multiple of the hospital's minimum number of patients in each class
 LOSS = "loss"  # name of the measure that holds each case's loss
 # number of patients in a pair; one patient is in the fraction 2 / n of all pairs among n patients
@@ -171,10 +171,10 @@ class Disclosure:
         ]
 
     def _trained(self, found: ExactRound) -> Told:
-        told = {**self.validated(found.validated), "train_loss": finite(self.train_loss(found.loss, found.samples))}
+        means = {name: finite(self.trained(name, mean, found.samples)) for name, mean in found.trained.items()}
         tells = found.validated is not None and self.tells("validation")
-        self.protection.note(train=told["train_loss"] is not None, validation=tells)
-        return {"samples": self.samples(found.samples), **told}
+        self.protection.note(train=any(mean is not None for mean in means.values()), validation=tells)
+        return {"samples": self.samples(found.samples), **self.validated(found.validated), **means}
 
     def validated(self, scored: ExactScores | None) -> Told:
         if scored is None or not self.tells("validation"):
@@ -201,7 +201,7 @@ class Disclosure:
         """Return a loss over training cases that a method requests within a round, and record the disclosed loss in the
         query budget.
         """
-        told = finite(self.train_loss(loss, samples))
+        told = finite(self.trained("train_loss", loss, samples))
         self.protection.note(train=told is not None)
         return told
 
@@ -401,18 +401,25 @@ class Disclosure:
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
         """Return the disclosed mean loss over the training, validation or test cases.
 
-        For data of patients, the loss of each case is clamped to the bound MOST.
+        For data of patients, the loss of each case is clamped to the bound MOST_LOSS.
         """
         resolution = self.resolution[part]
-        return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
+        if not resolution.patients:
+            return loss
+        return resolution.mean(float(measures[LOSS].clamp(0, MOST_LOSS).mean()), 0, MOST_LOSS)
 
-    def train_loss(self, loss: float, samples: int) -> float:
-        """Return the disclosed mean training loss over a number of cases, or NaN if the loss must not leave the
-        site.
+    def trained(self, name: str, mean: float, samples: int) -> float:
+        """Return a disclosed mean over a number of training cases, such as the training loss, or NaN if the mean must
+        not leave the site. Raises Refused if the mean is not declared as a mean over training cases.
         """
+        own = declared(name)
+        if own.form != "mean" or own.part != "train" or own.between is None:
+            raise Refused(f"the value {name} is not declared as a mean over training cases")
+        if self.numbers and not own.private:
+            return math.nan
         if not self.tells("train") and (self.protected or self.numbers):
             return math.nan
-        return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
+        return self.resolution["train"].among(samples / self.cases["train"]).mean(mean, *own.between)
 
     def counts(self, measures: Measures) -> Counts:
         from medsilo.federation.coarse_counts import coarse_counts

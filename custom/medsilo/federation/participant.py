@@ -172,7 +172,7 @@ class Participant:
         self._write_row(number, phase.name, scored, time.monotonic() - started, train_loss=finite(loss))
         given = self.state.sent(phase) if learns else {}
         sent = self.codec.seal(asked, phase, given, self.disclosure.weight(trainer.samples))
-        return ExactRound(loss, trainer.samples, scored, groups=sent)
+        return ExactRound({"train_loss": loss}, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
         """Load the models of the last round, and evaluate these models on the validation cases."""

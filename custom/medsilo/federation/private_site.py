@@ -31,6 +31,8 @@ from medsilo.privacy.accounting import geometric_for, noise_for
 from medsilo.privacy.guarantees import PrivacyGuarantee, Unit
 from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Geometric, Public, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
+from medsilo.runs.disclosed import CASES, words_of
+from medsilo.runs.messages import ALL_DISCLOSED, DISCLOSED, LETTERED
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.schedule.phase import Phase
 from medsilo.site.party import FILE_NAME
@@ -43,16 +45,17 @@ STEPS = 1000  # number of rounding steps in half of a score's range
 How = Literal["exact", "noisy", "silent"]
 # The kinds of numbers that the answer to each kind of request contains
 NUMBERS: dict[str, tuple[Told, ...]] = {
-    "join": ("counts",),
-    "round": ("counts", "train", "validation"),
-    "deliver": ("counts", "validation"),
-    "test": ("counts", "test"),
+    task: tuple(dict.fromkeys(own.of for own in answer.values() if own.of and own.private))
+    for task, answer in DISCLOSED.items()
+    if task not in LETTERED
 }
+# The names of the numbers of each kind
 WHAT: dict[Told, str] = {
     "counts": "numbers of cases",
-    "train": "loss over training cases",
-    "validation": "score and loss over validation cases",
-    "test": "score, loss and counts over test cases",
+    **{
+        part: f"{words_of(own for own in ALL_DISCLOSED.values() if own.of == part and own.private)} over {words} cases"
+        for part, words in CASES.items()
+    },
 }
 COUNTS_REFUSED = (
     "numbers of cases would leave as they are: declare them public with a reason (privacy.public.counts in this "

@@ -44,10 +44,11 @@ class ExactRound(ExactResult):
     """The exact result of a training round.
 
     Args:
+        trained: means over the cases of the round's training batches, by the names of their fields in the answer
         validated: scores of the received model; None if the plan does not validate the received model
     """
 
-    loss: float
+    trained: Mapping[str, float]
     samples: int
     validated: ExactScores | None
 

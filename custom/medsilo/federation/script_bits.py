@@ -16,7 +16,16 @@ from torch import Tensor
 from medsilo.core.tensors import packed
 from medsilo.exchange.bounds import MOST_UNNAMED
 from medsilo.plan import Plan
-from medsilo.runs.messages import MOST_CASES, MOST_WARNINGS, PARTS, WARNINGS, StudyMessage
+from medsilo.runs.messages import (
+    ALL_DISCLOSED,
+    DISCLOSED,
+    MOST_CASES,
+    MOST_WARNINGS,
+    PARTS,
+    WARNINGS,
+    StudyMessage,
+    declared,
+)
 from medsilo.schedule.phase import views
 from medsilo.site.settings import DataPart
 
@@ -27,17 +36,10 @@ COUNT = math.ceil(math.log2(MOST_CASES + 1))
 STEP = 53  # bits of the step at which a number was logged
 MOST_LOGGED = 10_000  # maximum number of values that a script may log in a round
 WARNING = math.ceil(math.log2(len(WARNINGS))) + 3 * REAL
-# An answer's fields that are scores or losses, each with the part of the data set on which it was computed
+# An answer's values that are scores or losses, each with the part of the data set on which it was computed
 SCORES: Mapping[str, DataPart] = {
-    "train_loss": "train",
-    "validation": "validation",
-    "validation_loss": "validation",
-    "test": "test",
-    "test_loss": "test",
+    name: own.part for name, own in ALL_DISCLOSED.items() if own.form == "mean" and own.part
 }
-METRICS = (*SCORES, "threshold")
-MOST_METRICS = {"join": 0, "round": 3, "deliver": 2, "test": 3}  # maximum number of metrics in one message
-COUNTED = ("cases", "patients")
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ def _rounds(plan: Plan) -> Iterator[Stretch]:
 
 def _beside(plan: Plan, task: str) -> dict[Kind, int]:
     """Return the maximum number of bits in all fields of one message, not counting the message's tensors."""
-    metrics = MOST_METRICS[task]
-    counts = len(COUNTED) * len(PARTS) + (task == "round")
-    chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
+    forms = Counter(own.form for own in DISCLOSED[task].values())
+    metrics = most_metrics(task)
+    counts = forms["cases"] * len(PARTS) + forms["count"]
+    chosen = forms["round"] * _bits_below(plan.rounds + 1)
     logged = MOST_LOGGED * _logged(plan) if task == "round" else 0
     outcome = plan.algorithm.outcome
     # The outcome of a super model contains scores, and the number of cases for which each site's model was chosen.
@@ -87,12 +90,17 @@ def _beside(plan: Plan, task: str) -> dict[Kind, int]:
         metrics += outcome.scores_besides if task == "deliver" else 0
     return {
         "tensors": 0,
-        "metrics": metrics * REAL + MOST_METRICS[task],
+        "metrics": metrics * REAL + most_metrics(task),
         "counts": counts * COUNT + chosen,
         "logged numbers": logged,
-        "times": 2 * REAL,
-        "warnings": MOST_WARNINGS * WARNING,
+        "times": forms["time"] * REAL,
+        "warnings": forms["warnings"] * MOST_WARNINGS * WARNING,
     }
+
+
+def most_metrics(task: str) -> int:
+    """Return the maximum number of metrics in one message."""
+    return sum(own.form in ("mean", "threshold") for own in DISCLOSED.get(task, {}).values())
 
 
 def logged_names(plan: Plan) -> set[str]:
@@ -120,24 +128,37 @@ ALL = Narrowing(REAL, False, False)
 
 
 def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
-    """For each kind of field, return the number of bits that the fields of an answer can carry."""
+    """For each kind of field, return the number of bits that the fields of an answer can carry. Raises Refused if a
+    field of the answer is not declared.
+    """
     facts = answer.facts
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
     )
     # one more bit for each metric, because a script can choose to send the metric or to leave it out
-    found["metrics"] = narrowing.score * sum(facts.get(name) is not None for name in METRICS)
-    found["metrics"] += MOST_METRICS.get(str(facts.get("task")), 0)
-    cases = sum(len(facts.get(of) or ()) for of in COUNTED)
-    found["counts"] = 0 if narrowing.knows_cases and facts.get("task") != "join" else COUNT * cases
-    if "samples" in facts:  # "samples" is at most the number of cases that the site sent when joining
-        found["counts"] += _bits_below(facts["cases"]["train"]) if narrowing.knows_cases else COUNT
-    if "selected" in facts:
-        found["counts"] += _bits_below(facts["round"] + 1)
-    for value in _numbers([facts.get(name) for name in ("outcome", "counts", "classes", "steps")]):
-        found["metrics" if isinstance(value, float) else "counts"] += REAL if isinstance(value, float) else COUNT
-    found["times"] = REAL * sum(facts.get(name) is not None for name in ("seconds", "memory"))
-    found["warnings"] = WARNING * len(facts.get("warnings") or ())
+    found["metrics"] = most_metrics(str(facts.get("task")))
+    found["counts"] = found["times"] = found["warnings"] = 0
+    for name, value in facts.items():
+        form = declared(name).form
+        if value is None:
+            continue
+        if form in ("mean", "threshold"):
+            found["metrics"] += narrowing.score
+        elif form == "cases":
+            known = narrowing.knows_cases and facts.get("task") != "join"
+            found["counts"] += 0 if known else COUNT * len(value)
+        elif form == "count":  # at most the number of training cases that the site sent when joining
+            found["counts"] += _bits_below(facts["cases"]["train"]) if narrowing.knows_cases else COUNT
+        elif form == "round":
+            found["counts"] += _bits_below(facts["round"] + 1)
+        elif form == "numbers":
+            for number in _numbers(value):
+                kind, bits = ("metrics", REAL) if isinstance(number, float) else ("counts", COUNT)
+                found[kind] += bits
+        elif form == "time":
+            found["times"] += REAL
+        elif form == "warnings":
+            found["warnings"] += WARNING * len(value)
     return found
 
 

@@ -7,7 +7,7 @@ No sender is trusted: a typed model validates every message before use, or rejec
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import not_
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -18,6 +18,7 @@ from medsilo.core.mmap_store import bytes_of
 from medsilo.core.section import Section
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.core.text import plain
+from medsilo.runs.disclosed import Disclosed, declarations, merged
 from medsilo.runs.fields import FURTHEST, LARGEST
 from medsilo.runs.site_files import Readiness
 from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
@@ -25,6 +26,7 @@ from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 MOST_CASES = 10_000_000  # limit on the number of cases of one site
 MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
+MOST_LOSS = 2.0  # upper bound on the loss of one case in a disclosed mean loss
 # limits on the number of values of an answer, and on the levels of nesting; values that count cases are exempt
 MOST_VALUES, DEEPEST = 10_000, 12
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
@@ -34,6 +36,7 @@ PARTS = ("train", "validation", "test")
 
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+ScoredPart = Literal["validation", "test"]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MOST_HEADS = 8  # limit on the number of ledger heads that the server stores for a hospital
 FILES = "files"  # name of the group of tensors that contains the bytes of a file, such as a file of initial weights
@@ -158,26 +161,37 @@ class SiteWarning(MessageFacts):
         return WARNINGS[self.kind].format(*told)
 
 
+PLAIN = Disclosed("other", "")  # a value that neither names nor counts anything of patients
+SCORE = Disclosed("mean", "score", of="validation", by_script=True)
+LOSS = Disclosed("mean", "loss", of="validation", between=(0, MOST_LOSS), by_script=True)
+OUTCOME = Disclosed("numbers", "", by_script=True)  # the method describes the outcome in the disclosure report
+
+
 class SiteAnswer(MessageFacts):
-    task: Task
-    round: int
-    study: Name
-    packages: dict[str, Any]
-    cases: Counted
-    patients: Counted
+    """An answer of a site. The type of each value contains the value's declaration (disclosed.py)."""
+
+    task: Annotated[Task, PLAIN]
+    round: Annotated[int, PLAIN]
+    study: Annotated[Name, PLAIN]
+    packages: Annotated[dict[str, Any], Disclosed("other", "version and hash of {packages}")]
+    cases: Annotated[
+        Counted,
+        Disclosed("cases", "the numbers of training, validation and test cases", of="counts", by_script=True),
+    ]
+    patients: Annotated[Counted, Disclosed("cases", "and of their patients", of="counts", by_script=True)]
     # True if the counts of classes and decisions count patients instead of cases.
-    by_patient: bool = Field(False, exclude_if=not_)
-    seconds: Annotated[float, Field(ge=0, le=1e9)]
-    memory: Annotated[float, Field(ge=0, le=2**53)]
-    warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS)]
+    by_patient: Annotated[bool, PLAIN] = Field(False, exclude_if=not_)
+    seconds: Annotated[float, Field(ge=0, le=1e9), Disclosed("time", "seconds")]
+    memory: Annotated[float, Field(ge=0, le=2**53), Disclosed("time", "the memory that training took")]
+    warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS), Disclosed("warnings", "")]
     # Parts of the data (validation or test) whose scores the site suppresses, or whose scores are undefined.
-    suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
+    suppressed: Annotated[list[ScoredPart], Field(max_length=2), PLAIN]
     # Parts of the data (validation or test) whose scores have noise for differential privacy.
-    noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
+    noisy: Annotated[list[ScoredPart], Field(max_length=2, exclude_if=lambda parts: not parts), PLAIN] = []
     # head of the hospital's privacy ledger, if the hospital has a privacy ledger
-    ledger: LedgerHead | None = Field(None, exclude_if=not_)
+    ledger: Annotated[LedgerHead | None, Disclosed("outside", "")] = Field(None, exclude_if=not_)
     # the readiness that a hospital reports in a canary study; None in all other studies
-    readiness: Readiness | None = Field(None, exclude_if=not_)
+    readiness: Annotated[Readiness | None, Disclosed("outside", "")] = Field(None, exclude_if=not_)
     _noted: list[str] = PrivateAttr([])  # notes of the server about the site's answer
 
     def note(self, text: str) -> None:
@@ -206,23 +220,39 @@ class SiteAnswer(MessageFacts):
 
 
 Part = Annotated[str, Field(max_length=20)]
-ScoredPart = Literal["validation", "test"]
 Step = Annotated[float, Field(gt=0, le=2 * FURTHEST)]
 Version = Annotated[str, Field(max_length=60, pattern=r"^(\d[A-Za-z0-9._+-]*|[a-zA-Z]\w+( [A-Z0-9_]+){1,2})$")]
 
 
 class Joined(SiteAnswer):
     task: Literal["join"]
-    shares: bool  # whether other hospitals may receive this site's personal model
+    # whether other hospitals may receive this site's personal model
+    shares: Annotated[bool, Disclosed("other", "whether this site shares its personal model")]
     # Versions of software, and type of processor, which can change the last digits of results.
-    machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}
+    machine: Annotated[
+        dict[Part, Version],
+        Field(max_length=10),
+        Disclosed(
+            "other",
+            "the versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has",
+        ),
+    ] = {}
     # Structures and columns of the plan that are missing in the site's data.
-    absent: Annotated[list[Name], Field(max_length=300)] = []
+    absent: Annotated[
+        list[Name],
+        Field(max_length=300),
+        Disclosed("other", "which structures, classes, channels or columns this site lacks (data.unannotated)"),
+    ] = []
     # Step to which the site rounds scores, by part of the data (validation or test).
-    steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
+    steps: Annotated[dict[ScoredPart, Step], Disclosed("numbers", "the steps of its scores")] = Field(
+        {}, exclude_if=not_
+    )
     # Number of cases of each class, by part of the data; None if the task has no classes or the site suppresses these
     # numbers.
-    classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
+    classes: Annotated[
+        dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None],
+        Disclosed("numbers", "the cases of each class", of="counts"),
+    ]
 
     @model_validator(mode="after")
     def _add_up(self) -> Self:
@@ -241,16 +271,17 @@ class SecAggAnswer(SiteAnswer):
     """A site's answer to a request of secure aggregation."""
 
     task: SecAggTask
-    secagg: dict[str, Any]
+    # keys and masks; no number about patients
+    secagg: Annotated[dict[str, Any], Disclosed("other", "", by_script=True)]
 
 
 class Trained(SiteAnswer):
     task: Literal["round"]
     # number of cases on which the site trained the tensors of the answer
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]
-    train_loss: Number | None
-    validation: Number | None  # score of the received model before the site trains it
-    validation_loss: Number | None
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES), Disclosed("count", "", of="counts", by_script=True)]
+    train_loss: Annotated[Number | None, replace(LOSS, of="train")]
+    validation: Annotated[Number | None, SCORE]  # score of the received model before the site trains it
+    validation_loss: Annotated[Number | None, LOSS]
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
@@ -261,9 +292,9 @@ class Trained(SiteAnswer):
 
 class Delivered(SiteAnswer):
     task: Literal["deliver"]
-    validation: Number | None
-    validation_loss: Number | None
-    outcome: dict[str, Any] | None
+    validation: Annotated[Number | None, SCORE]
+    validation_loss: Annotated[Number | None, LOSS]
+    outcome: Annotated[dict[str, Any] | None, OUTCOME]
 
 
 class SubgroupScore(MessageFacts):
@@ -287,15 +318,25 @@ class SubgroupScore(MessageFacts):
 
 class Tested(SiteAnswer):
     task: Literal["test"]
-    test: Number | None
-    test_loss: Number | None
-    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # round whose model the site tested
-    counts: dict[str, list[Number]]  # counts over test cases that the server can sum over sites
+    test: Annotated[Number | None, replace(SCORE, of="test")]
+    test_loss: Annotated[Number | None, replace(LOSS, of="test")]
+    # round whose model the site tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS), Disclosed("round", "", by_script=True)]
+    # counts over test cases that the server can sum over sites
+    counts: Annotated[dict[str, list[Number]], Disclosed("numbers", "counts", of="test", by_script=True)]
     # Threshold on the probability of the second class, chosen on validation cases.
-    threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
-    # Score of each level of the subgroups that the hospital's data set declares.
-    subgroups: Annotated[list[SubgroupScore], Field(max_length=MOST_SUBGROUPS * MOST_LEVELS + 1, exclude_if=not_)] = []
-    outcome: dict[str, Any] | None
+    threshold: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        Disclosed("threshold", "", of="validation", by_script=True, private=False),
+    ] = Field(None, exclude_if=not_)
+    # Score of each level of the subgroups that the hospital's data set declares. A script has no subgroups, so the
+    # server rejects a script's answer with scores of subgroups.
+    subgroups: Annotated[
+        list[SubgroupScore],
+        Field(max_length=MOST_SUBGROUPS * MOST_LEVELS + 1, exclude_if=not_),
+        Disclosed("other", "", of="test", by_script=True, private=False),
+    ] = []
+    outcome: Annotated[dict[str, Any] | None, OUTCOME]
 
     @model_validator(mode="after")
     def _names_each_level_once(self) -> Self:
@@ -314,6 +355,18 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "test": Tested,
     **dict.fromkeys(LETTERED, SecAggAnswer),
 }
+# The declaration of each value, by the task of the request and by the value's name; and of the values of all answers
+DISCLOSED: Mapping[str, Mapping[str, Disclosed]] = {task: declarations(kind) for task, kind in ANSWERS.items()}
+ALL_DISCLOSED: Mapping[str, Disclosed] = merged(DISCLOSED.values())
+# Names of the values that differ between two runs with the same seed
+VARYING = frozenset(name for name, own in ALL_DISCLOSED.items() if own.form == "time")
+
+
+def declared(name: str) -> Disclosed:
+    """Return the declaration of a value that is about to leave a hospital; raises Refused for an undeclared value."""
+    if name not in ALL_DISCLOSED:
+        raise Refused(f"the value {plain(name, 40)} is not declared, so it does not leave this hospital")
+    return ALL_DISCLOSED[name]
 
 
 HARMLESS = (float, str, type(None))

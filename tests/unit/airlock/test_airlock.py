@@ -34,6 +34,7 @@ from medsilo.flare.kit_events import RefusingLauncher, launcher_of_code
 from medsilo.plan import parse_plan
 from medsilo.recipes import FedAvgRecipe
 from medsilo.runs import paths
+from medsilo.runs.messages import VARYING
 from medsilo.runs.reading import read_rounds
 from medsilo.runs.rounds import Round
 from medsilo.site.airlock_settings import RoomSettings
@@ -487,7 +488,7 @@ def test_a_study_of_medsilos_own_ends_in_a_room_with_the_same_bits(tmp_path: Pat
     assert not failed and not wrong, failed + wrong + (inside.folder / PRINTED).read_text()
     (before, _), (after, _) = (load_tensors(place.folder / paths.LAST) for place in (outside, inside))
     assert before.keys() == after.keys() and all(torch.equal(own, after[name]) for name, own in before.items())
-    told = [read_rounds(record.folder)[-1].sites["a"].model_dump(exclude={"seconds", "memory"}) for record, *_ in ends]
+    told = [read_rounds(record.folder)[-1].sites["a"].model_dump(exclude={*VARYING}) for record, *_ in ends]
     assert told[0] == told[1] and told[0]["validation"] is not None
     books = [QueryBudget(tmp_path / "books" / name / "a") for name in ("outside", "inside")]
     assert [[own.answered for own in book.counts().values()] for book in books] == [

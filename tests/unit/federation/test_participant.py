@@ -22,7 +22,7 @@ from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.site_state import COLUMNS
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.runs.messages import StudyMessage
+from medsilo.runs.messages import VARYING, StudyMessage
 from medsilo.runs.rounds import Round
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
@@ -71,7 +71,7 @@ class Server:
 
 
 def content(reply: StudyMessage) -> dict[str, Any]:
-    return {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
+    return {key: value for key, value in reply.facts.items() if key not in VARYING}
 
 
 def assert_same_reply(one: StudyMessage, other: StudyMessage) -> None:

@@ -13,8 +13,9 @@ from medsilo.check.demands import source_of
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.rounding import Resolution, step_of_at_least
-from medsilo.federation.disclosure import MOST, Disclosure
+from medsilo.federation.disclosure import Disclosure
 from medsilo.plan import parse_plan
+from medsilo.runs.messages import MOST_LOSS
 from medsilo.runs.schema import Summary
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings, make_settings
@@ -142,16 +143,16 @@ def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> No
     """
     random = np.random.default_rng(0)
     larger, smaller = Resolution(1 / patients, 2), Resolution(1 / (patients - 1), 2)
-    bound = (patients * larger.step(0, MOST) + (patients - 1) * smaller.step(0, MOST)) / 2
-    assert bound >= 2 * MOST
+    bound = (patients * larger.step(0, MOST_LOSS) + (patients - 1) * smaller.step(0, MOST_LOSS)) / 2
+    assert bound >= 2 * MOST_LOSS
     errors = []
     for _ in range(400):
-        values = random.uniform(0, MOST, patients)
-        told = larger.mean(values.mean(), 0, MOST), smaller.mean(values[1:].mean(), 0, MOST)
+        values = random.uniform(0, MOST_LOSS, patients)
+        told = larger.mean(values.mean(), 0, MOST_LOSS), smaller.mean(values[1:].mean(), 0, MOST_LOSS)
         errors.append(patients * told[0] - (patients - 1) * told[1] - values[0])
     assert max(map(abs, errors)) <= bound + 1e-9
     # a random guess, uniform within the range of losses, would have a smaller error than the attack
-    assert np.std(errors) > MOST / np.sqrt(12)
+    assert np.std(errors) > MOST_LOSS / np.sqrt(12)
 
 
 def test_a_patient_with_many_images_makes_steps_larger() -> None:
@@ -191,8 +192,8 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
         for parameter in model.parameters():
             parameter.mul_(100)
     loss, _, measures = site.participant.evaluation.evaluate(site.participant.data.validation, lambda: None, model)
-    assert loss > 10 * MOST
-    assert site.participant.disclosure.loss("validation", loss, measures) <= MOST
+    assert loss > 10 * MOST_LOSS
+    assert site.participant.disclosure.loss("validation", loss, measures) <= MOST_LOSS
 
 
 # ---------------------------------------------------------------------------------------------------- disclosed numbers
