@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from math import isfinite
+from math import fsum, isfinite
 from typing import Any
 
 from torch import Tensor
@@ -229,10 +229,11 @@ class ServerState:
         if not self.course.has_travelled(rounds):
             return
         if self.best is not None:
-            both = sorted(known.keys() & self.best["scores"].keys())  # sums depend on the order
+            both = known.keys() & self.best["scores"].keys()
             joined = self.server.joined
             says = says_of(self.plan.task.goal, {site: joined[site].absent if site in joined else () for site in both})
-            now, before = (sum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))
+            # fsum does not depend on the order of the set, and finds equal means equal
+            now, before = (fsum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))
             rounded = any(joined[site].steps.get("validation") for site in both if site in joined)
             if now < before or (now == before and not rounded):
                 return

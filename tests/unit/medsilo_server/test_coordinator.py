@@ -429,6 +429,24 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
     return script
 
 
+@pytest.mark.parametrize("rounds", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
+def test_equal_means_are_equal_in_every_order_of_sites(rounds: tuple[float, ...], tmp_path: Path) -> None:
+    """In each round, the sites swap the scores 0.1, 0.2 and 0.3. A rounding error of their sum, which depends on the
+    order of the sum, must not select a later round.
+    """
+
+    def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
+        reply = work()
+        task, number = task_and_round(asked)
+        if task in ("round", "deliver"):
+            turn = number - (task == "round")
+            reply.facts["validation"] = rounds[(SITES.index(site) * (1 if turn % 2 else 2) + turn) % 3]
+        return [(site, reply)]
+
+    summary = Study(make_plan("fedavg", *SMALL, "training.rounds=3"), tmp_path / "run", script).run()
+    assert summary.selected.rounds == dict.fromkeys(SITES, 0)
+
+
 @pytest.mark.parametrize(
     ("values", "chosen"),
     [
