@@ -585,7 +585,7 @@ class Watch:
                 self.incidents.take(News(text, now, begins=name, about=key[1]))
         for name, news in known.items():
             if name not in found:
-                self.incidents.take(News(f"no longer: {news.text}", now, ends=name, about=news.about))
+                self.incidents.take(News(f"over: {news.text}", now, ends=name, about=news.about))
         self.was_down = bool(down)
 
     def _keep(self, line: str) -> None:

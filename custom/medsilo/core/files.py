@@ -86,7 +86,7 @@ def _writing(path: Path) -> Iterator[None]:
         why = "the disk is full" if full else f"{type(error).__name__} while writing"
         failed = (NoRoom if full else MedsiloError)(
             f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
-            "output folder, and give the command again (for a run: medsilo resume)",
+            "output folder. A run on this machine then goes on with: medsilo resume",
             private=f"{path}: {error}",
         )
         raise failed from error

@@ -112,7 +112,7 @@ class Attendance:
                 self.known.pop(name, None)
                 yield Event("joined" if was is None else "back", "connected", name)
             elif why is None and self._is_restarted(name, seen[name].token, now):
-                yield Event("back", "connected, its processes were started again", name)
+                yield Event("back", "connected; its processes were started again, and nobody had missed it", name)
             elif why and was:
                 self.there[name] = False
                 yield Event("away", why, name, needs_somebody=True)

@@ -76,7 +76,7 @@ class StudyEvents:
             if self.kit and len(lately) < OFTEN:
                 self.told[site] = [*lately, now]
                 self.again.add(site)
-                text = f"{again[site]}; it is asked again"
+                text = f"{again[site]}; the server asks it again by itself"
                 write(self.kit, Event("refused", text, site, self.study, self.job, needs_somebody=True))
         for site in sorted(self.again - again.keys()):
             self.again.remove(site)

@@ -74,7 +74,7 @@ def down(clock: Clock) -> News:
 
 
 def up(clock: Clock) -> News:
-    return News("no longer: localhost is not up: nothing listens", clock.now, ends="trouble down", about="localhost")
+    return News("over: localhost is not up: nothing listens", clock.now, ends="trouble down", about="localhost")
 
 
 def test_a_line_that_is_cut_is_one_message_and_its_return_one(told: Told) -> None:
@@ -387,7 +387,16 @@ def test_what_a_hospital_mends_itself_is_told_too(told: Told) -> None:
     told.happens(Event("back", "its process was started again", "a", "lungs", "job-1"))
     (text,) = told.passes(100)
     assert "its process died" in text and "over after 3 s" in text
-    told.happens(Event("refused", "the disk is full; it is asked again", "a", "lungs", "job-1", needs_somebody=True))
+    told.happens(
+        Event(
+            "refused",
+            "the disk is full; the server asks it again by itself",
+            "a",
+            "lungs",
+            "job-1",
+            needs_somebody=True,
+        )
+    )
     (begun,) = told.passes(25)
     told.happens(Event("back", "it answers again", "a", "lungs", "job-1"))
     (over,) = told.passes(100)
