@@ -1,15 +1,17 @@
 """Check the headers of image files before a library reads the files, and reject headers that name other files or
-impossible sizes.
+impossible sizes. Reject files that do not contain all their values.
 
 In DICOM files, every element is checked, because the library GDCM allocates as much memory as an element claims.
 """
 
 import math
 import re
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 from medsilo.core.errors import DataError
 
@@ -34,7 +36,7 @@ def is_dicom(path: Path) -> bool:
 
 def check_dicom(path: Path) -> None:
     """Parse only tags and lengths of a DICOM file, and raise DataError if an element claims more bytes than the file
-    contains. Files in other formats are not checked.
+    contains. Compressed pixel data must have an end. Files in other formats are not checked.
     """
     if not is_dicom(path):
         return
@@ -46,7 +48,7 @@ def check_dicom(path: Path) -> None:
 
 def tags_in(data: bytes) -> set[tuple[int, int]]:
     """Return the tags of all DICOM elements, including nested elements. Raises ValueError if a DICOM element claims
-    more bytes than the data contain.
+    more bytes than the data contain, or if compressed pixel data have no end.
     """
     # The UID is searched at every position, because libraries disagree about the position at which the meta elements
     # end.
@@ -86,10 +88,13 @@ class _Walk:
             if tag == SYNTAX:
                 self.syntax = self.data[begin : begin + length].rstrip(b"\0 ")
             enters = length == UNKNOWN or kind == b"SQ" or (tag[0] == ITEM and not self.fragments)
-            self.fragments = (tag == PIXEL_DATA and length == UNKNOWN) or (self.fragments and tag[0] == ITEM)
+            follows = self.fragments and tag[0] == ITEM and tag != SEQUENCE_ENDS
+            self.fragments = follows or (tag == PIXEL_DATA and length == UNKNOWN)
             self.place = begin if enters else begin + length
             self._enter_unknown(tag, kind, length)
             yield tag
+        if self.fragments:
+            raise ValueError("the compressed pixel data have no end")  # GDCM would repeat other frames
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
         """Count how deep the current DICOM element is nested in a sequence of VR UN, where elements have no VR (DICOM
@@ -121,12 +126,21 @@ LONGEST = 400  # largest number of characters in a line of a text header
 # compression ratio of zlib; only small masks come close to this ratio.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks the format BigTIFF
+BMP_RUNS = (1, 2)  # values with which BMP files mark compressed pixels (RLE8, RLE4)
 ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF, and value with which TIFF marks CIELAB colours
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
+META_STORED = re.compile(rb"^\s*(CompressedData|CompressedDataSize|HeaderSize)\s*[=:]\s*(\S+)", re.MULTILINE)
 NRRD_DATA = re.compile(rb"(?:^|[\r\n])\s*data\s*file\s*:", re.IGNORECASE)
 NRRD_END = re.compile(rb"\r?\n\r?\n")
+NRRD_GZIP = re.compile(rb"^encoding:\s*gz", re.IGNORECASE | re.MULTILINE)
+NRRD_FROM_END = re.compile(rb"^byte\s*skip:\s*-", re.IGNORECASE | re.MULTILINE)
+GZIP = b"\x1f\x8b"
+JPEG = b"\xff\xd8\xff"
+# The next marker of a JPEG file. Bytes of pixels contain FF only before 00 and D0 to D7.
+JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+JPEG_END = b"\xd9"
 ELSEWHERE = "an image's header names another file; save the image with its values in one file"
 
 
@@ -182,6 +196,100 @@ def file_of_nrrd(path: Path) -> Path:
     return path
 
 
+def check_meta_values(path: Path, values: Any) -> None:
+    """Raise DataError if SimpleITK read wrong values from a MetaImage.
+
+    SimpleITK ignores errors of decompression, and leaves the values that it could not decompress uninitialised.
+    """
+    before, key, rest = _head(path).partition(b"ElementDataFile")
+    stored, file = dict(META_STORED.findall(before)), file_of_meta(path)
+    start = len(before + key) + rest.index(b"\n") + 1 if file == path else 0
+    if stored.get(b"CompressedData", b"F")[:1] in b"Tt1":
+        size = int(stored.get(b"CompressedDataSize", b"0"))
+        _check_sum(values, file, start, start + size if size else file.stat().st_size)
+    elif stored.get(b"HeaderSize", b"0").startswith(b"-"):
+        _check_end(values, file, start)
+
+
+def check_nrrd_values(path: Path, values: Any) -> None:
+    """Raise DataError if SimpleITK read wrong values from an NRRD file, because SimpleITK ignores gzip's checksum."""
+    head = _head(path)
+    end = NRRD_END.search(head)
+    start = end.end() if end else 0
+    if NRRD_GZIP.search(head[:start]):
+        _check_sum(values, path, start, path.stat().st_size)
+    elif NRRD_FROM_END.search(head[:start]):
+        _check_end(values, path, start)
+
+
+def _check_sum(values: Any, path: Path, start: int, end: int) -> None:
+    """Raise DataError if values do not have the checksum at the end of the stream (zlib or gzip) that contains them.
+
+    To compute the checksum takes a tenth of the time in which the stream would be decompressed a second time.
+    """
+    import numpy as np
+
+    with path.open("rb") as file:
+        file.seek(start)
+        gzip = file.read(2) == GZIP
+        file.seek(end - 8)
+        last = file.read(8)
+    told = int.from_bytes(last[:4], "little") if gzip else int.from_bytes(last[4:], "big")
+    sum_of = zlib.crc32 if gzip else zlib.adler32
+    # The file may contain its values in the other byte order, and NRRD files may contain one channel after another.
+    orders = (values, values.transpose(-1, *range(values.ndim - 1)))
+    arrays: Iterator[Any] = (
+        np.ascontiguousarray(one.byteswap() if swap else one) for one in orders for swap in (False, True)
+    )
+    if all(sum_of(one) != told for one in arrays):
+        raise DataError(DAMAGED, f"{path}: the values do not have the checksum in the file")
+
+
+def _check_end(values: Any, path: Path, start: int) -> None:
+    """Raise DataError if other bytes precede values that SimpleITK reads from the end of a file. The values would be
+    shifted if the file were truncated.
+    """
+    if start + values.nbytes != path.stat().st_size:
+        raise DataError(DAMAGED, f"{path}: the header does not give the offset of the values")
+
+
+def check_jpeg(path: Path) -> None:
+    """Raise DataError if a JPEG file is truncated, because SimpleITK replaces missing pixels by grey pixels."""
+    with path.open("rb") as file:
+        if file.read(len(JPEG)) != JPEG:
+            return
+        data = JPEG + file.read()
+    place = 2
+    while (marker := JPEG_MARKER.search(data, place)) and marker[1] != JPEG_END:
+        place = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    if marker is None:
+        raise DataError(DAMAGED, f"{path}: the file has no end")
+
+
+def check_bmp(path: Path) -> None:
+    """Raise DataError if a BMP file is truncated or compressed.
+
+    For missing pixels, SimpleITK returns uninitialised memory. If compressed pixels are damaged, SimpleITK accesses
+    memory out of bounds.
+    """
+    with path.open("rb") as file:
+        head = file.read(34)
+    if not head.startswith(b"BM") or path.suffix.lower() != ".bmp":
+        return
+    if len(head) < 34:
+        raise DataError(DAMAGED, f"{path}: the file is truncated")
+    offset, kind = struct.unpack_from("<II", head, 10)
+    if kind == 12:  # the header of OS/2 has short numbers, and cannot be compressed
+        width, height, _, bits, packed = *struct.unpack_from("<HHHH", head, 18), 0
+    else:
+        width, height, _, bits, packed = struct.unpack_from("<iiHHI", head, 18)
+    if packed in BMP_RUNS:
+        raise DataError("BMP files are compressed; save them as PNG", str(path))
+    check_size((width, abs(height)), 1, path)
+    if offset + (width * bits + 31) // 32 * 4 * abs(height) > path.stat().st_size:
+        raise DataError(DAMAGED, f"{path}: the file is truncated")
+
+
 def check_png(path: Path) -> None:
     """Raise DataError if SimpleITK would read a PNG file wrongly.
 
@@ -204,8 +312,8 @@ def check_png(path: Path) -> None:
 def check_tiff(path: Path) -> None:
     """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
-    A TIFF file is rejected if it has an impossible size or CIELAB colours, or an orientation that SimpleITK ignores:
-    rotated or mirrored.
+    A TIFF file is rejected if it has an impossible size, missing pages or CIELAB colours, or an orientation that
+    SimpleITK ignores: rotated or mirrored.
     """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
@@ -214,6 +322,7 @@ def check_tiff(path: Path) -> None:
         if not start.startswith(TIFF):
             return
         tags = ImageFileDirectory_v2(start + file.read(8) if b"+" in start[:4] else start)
+        _check_pages(file, tags.next, big=b"+" in start[:4], order="little" if start.startswith(b"II") else "big")
         file.seek(tags.next)
         tags.load(file)
     check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)
@@ -221,6 +330,20 @@ def check_tiff(path: Path) -> None:
         raise DataError(
             "TIFF files have LAB colours or are stored rotated; save them upright, as grey or RGB", str(path)
         )
+
+
+def _check_pages(file: BinaryIO, place: int, big: bool, order: Literal["big", "little"]) -> None:
+    """Raise DataError if a page of a TIFF file lies beyond the end of the file. SimpleITK reads the other pages."""
+    counts, entry, offsets = (8, 20, 8) if big else (2, 12, 4)
+    seen = {0}
+    while place not in seen:
+        seen.add(place)
+        file.seek(place)
+        file.seek(place + counts + int.from_bytes(file.read(counts), order) * entry)
+        following = file.read(offsets)
+        if len(following) < offsets:
+            raise DataError(DAMAGED, f"{file.name}: pages are missing")
+        place = int.from_bytes(following, order)
 
 
 def is_turned(path: Path) -> bool:

@@ -3,6 +3,7 @@
 Importing the module loads no library that reads images, because lists of files need only the formats' suffixes.
 """
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,12 @@ from typing import Any
 from medsilo.core.errors import DataError
 from medsilo.tasks.headers import (
     DAMAGED,
+    HEAD,
+    check_bmp,
     check_dicom,
+    check_jpeg,
+    check_meta_values,
+    check_nrrd_values,
     check_png,
     check_size,
     check_tiff,
@@ -46,12 +52,15 @@ class ImageFormat:
     # Raises DataError for a file in this format that SimpleITK opens, but reads wrongly. The function gets files in all
     # formats.
     check_values: Callable[[Path], None] | None = None
+    # Raises DataError if the array of values that SimpleITK read from a file in this format is not the file's content.
+    check_result: Callable[[Path, Any], None] | None = None
     # Returns the file that contains the values of an image. Raises DataError if the header names a file elsewhere.
     file_of: Callable[[Path], Path] | None = None
 
 
 def _read_nifti(path: Path) -> Any:
-    """Read a NIfTI file. Raises DataError if the file is truncated, contains NaN, or has a contradictory header.
+    """Read a NIfTI file. Raises an error if the file is truncated or damaged, contains NaN, or has a contradictory
+    header.
 
     nibabel checks the file, because SimpleITK replaces NaN and missing values by zeros without a warning.
     """
@@ -66,7 +75,10 @@ def _read_nifti(path: Path) -> Any:
         raise DataError(
             "an image's header gives two different positions (sform and qform); export it again from its source"
         )
-    values = np.asanyarray(image.dataobj.get_unscaled())  # get_unscaled raises an error if the file is truncated
+    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+        # get_unscaled raises an error if the file is truncated
+        values = np.asanyarray(type(image).from_stream(file).dataobj.get_unscaled())
+        file.read(HEAD)  # at the end of a compressed file, gzip compares its checksum
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         wrong = np.count_nonzero(~np.isfinite(values))
         raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
@@ -78,13 +90,29 @@ FORMATS = (
     ImageFormat(
         "NIfTI", (".nii.gz", ".nii"), volumes=True, masks=(".nii.gz", ".nii"), reader="Nifti", read=_read_nifti
     ),
-    ImageFormat("MHA", (".mha", ".mhd"), volumes=True, masks=(".mha",), reader="Meta", file_of=file_of_meta),
-    ImageFormat("NRRD", (".nrrd",), volumes=True, masks=(".nrrd",), reader="Nrrd", file_of=file_of_nrrd),
+    ImageFormat(
+        "MHA",
+        (".mha", ".mhd"),
+        volumes=True,
+        masks=(".mha",),
+        reader="Meta",
+        check_result=check_meta_values,
+        file_of=file_of_meta,
+    ),
+    ImageFormat(
+        "NRRD",
+        (".nrrd",),
+        volumes=True,
+        masks=(".nrrd",),
+        reader="Nrrd",
+        check_result=check_nrrd_values,
+        file_of=file_of_nrrd,
+    ),
     ImageFormat("DICOM", (), volumes=True, reader="GDCM", check=check_dicom),
     ImageFormat("PNG", (".png",), volumes=False, masks=(".png",), reader="PNG", check_values=check_png),
-    ImageFormat("JPEG", (".jpg", ".jpeg"), volumes=False, reader="JPEG"),
+    ImageFormat("JPEG", (".jpg", ".jpeg"), volumes=False, reader="JPEG", check_values=check_jpeg),
     ImageFormat("TIFF", (".tif", ".tiff"), volumes=False, masks=(".tif", ".tiff"), reader="TIFF", check=check_tiff),
-    ImageFormat("BMP", (".bmp",), volumes=False, reader="BMP"),
+    ImageFormat("BMP", (".bmp",), volumes=False, reader="BMP", check=check_bmp),
 )
 SUFFIXES = tuple(suffix for one in FORMATS for suffix in one.suffixes)
 READERS = {f"{one.reader}ImageIO": one for one in FORMATS if one.reader}
@@ -92,11 +120,19 @@ READERS = {f"{one.reader}ImageIO": one for one in FORMATS if one.reader}
 
 def read_image(path: Path) -> Any:
     """Return the image in a file as a SimpleITK image."""
+    import SimpleITK
+
     for one in FORMATS:
         if one.check_values:
             one.check_values(path)
     readers = (one.read for one in FORMATS if path.name.lower().endswith(one.suffixes))
-    return read(path) if (read := next(readers, None)) else open_reader(path).Execute()
+    if read := next(readers, None):
+        return read(path)
+    reader = open_reader(path)
+    image = reader.Execute()
+    if check_result := READERS[reader.GetImageIO()].check_result:
+        check_result(path, SimpleITK.GetArrayViewFromImage(image))
+    return image
 
 
 def open_reader(path: Path) -> Any:

@@ -5,9 +5,9 @@ next image.
 import csv
 import gzip
 import json
+import math
 import struct
 import zlib
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -156,9 +156,11 @@ def test_values_in_the_file_and_an_mhd_s_beside_it_are_read(name, packed, tmp_pa
 
 
 # ---------------------------------------------------------------------------------------------------- DICOM
-def dicom(path: Path) -> bytes:
-    image = SimpleITK.GetImageFromArray(np.arange(30, dtype=np.int16).reshape(1, 5, 6))
-    SimpleITK.WriteImage(image, str(path))
+def dicom(path: Path, packed: bool = False, first: int = 0) -> bytes:
+    """Write a DICOM file of 5 x 6 pixels; if compressed, of three frames, each larger than the compressor's least."""
+    shape = (3, 16, 16) if packed else (1, 5, 6)
+    image = SimpleITK.GetImageFromArray(np.arange(first, first + math.prod(shape), dtype=np.uint16).reshape(shape))
+    SimpleITK.WriteImage(image, str(path), packed)
     return path.read_bytes()
 
 
@@ -202,15 +204,16 @@ def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------------------------------------- all formats
-def write_scan(path: Path) -> None:
+def write_scan(path: Path, packed: bool = False, first: int = 0) -> None:
     """Write a volume of 3 x 4 x 5 values with SimpleITK."""
-    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(np.arange(60, dtype=np.int16).reshape(3, 4, 5)), str(path))
+    values = np.arange(first, first + 60, dtype=np.int16).reshape(3, 4, 5)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(values), str(path), packed)
 
 
-def write_picture(path: Path) -> None:
+def write_picture(path: Path, packed: bool = False, first: int = 0) -> None:
     """Write a flat image of 24 x 20 grey pixels with SimpleITK."""
-    pixels = np.arange(480, dtype=np.uint8).reshape(24, 20) // 2
-    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels), str(path))
+    pixels = np.arange(first, first + 480).astype(np.uint8).reshape(24, 20) // 2
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels), str(path), packed)
 
 
 def huge_png() -> bytes:
@@ -257,14 +260,144 @@ def test_a_file_in_any_format_is_found_and_read(kind: str, name: str, tmp_path: 
     assert values.max() > values.min()
 
 
-@pytest.mark.parametrize(("kind", "name"), FILES)
-def test_a_truncated_file_in_any_format_stops_nothing(kind: str, name: str, tmp_path: Path) -> None:
-    SAMPLES[kind](tmp_path / name)
-    whole = (tmp_path / name).read_bytes()
-    for length in range(0, len(whole), max(1, len(whole) // 40)):
-        (tmp_path / name).write_bytes(whole[:length])
-        with suppress(DataError):
+# Every format with volumes and flat images, compressed and not, as far as SimpleITK writes them. Pages of a TIFF file
+# are a volume.
+STORED = [
+    (write, name, packed)
+    for kind, name in FILES
+    for write in {SAMPLES[kind]: 0, write_picture: 0} | ({write_scan: 0} if kind == "TIFF" else {})
+    for packed in (False, True)
+    if (kind, write) != ("DICOM", write_picture)
+]
+# The suffixes of files in which compressed values have a checksum, and of the files beside their headers.
+SUMMED = {".gz", ".mha", ".zraw", ".nrrd", ".png"}
+
+
+def read_after(others: list[Path], path: Path) -> list[np.ndarray | str]:
+    """Read a file after each of some other files, whose values remain in free memory. Return the values or errors."""
+    results: list[np.ndarray | str] = []
+    for other in others:
+        Scan.read(other)
+        try:
+            results.append(Scan.read(path).values)
+        except DataError as error:
+            results.append(str(error))
+    return results
+
+
+@pytest.fixture
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[Path], Path, bool]:
+    """Write a file and two files of the same size with other values. Return the two files and the file."""
+    write, name, packed = request.param
+    paths = [tmp_path / part / name for part in ("1", "2", "damaged")]
+    for first, path in zip((7, 100, 0), paths, strict=True):
+        path.parent.mkdir()
+        write(path, packed, first)
+    return paths[:2], paths[2], packed
+
+
+@pytest.mark.parametrize("stored", STORED, indirect=True)
+def test_a_truncated_file_in_any_format_is_refused_or_has_all_its_values(stored) -> None:
+    others, path, _ = stored
+    values = Scan.read(path).values
+    for file in path.parent.iterdir():
+        whole = file.read_bytes()
+        for length in {*range(0, len(whole), max(1, len(whole) // 20)), *(len(whole) - lost for lost in (1, 4, 8, 9))}:
+            file.write_bytes(whole[:length])
+            (read,) = read_after(others[:1], path)
+            assert "\n" not in read if isinstance(read, str) else np.array_equal(read, values), length
+        file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("stored", STORED, indirect=True)
+def test_a_damaged_file_never_yields_what_was_in_memory(stored) -> None:
+    others, path, packed = stored
+    values = Scan.read(path).values
+    file = next((one for one in path.parent.iterdir() if one != path), path)
+    summed = file.suffix in SUMMED and (packed or file.suffix in (".gz", ".png"))
+    whole = file.read_bytes()
+    for place in range(len(whole) - 40, len(whole), 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        first, second = read_after(others, path)
+        assert np.array_equal(first, second), place
+        assert isinstance(first, str) or not summed or np.array_equal(first, values), place
+
+
+def test_the_checksum_of_a_large_nifti_file_is_compared(tmp_path: Path) -> None:
+    """nibabel reads no further than the last value, and the checksum follows after it."""
+    values = np.random.default_rng(0).integers(0, 2000, (30, 80, 80), np.int16)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(values), str(tmp_path / "a.nii.gz"))
+    assert np.array_equal(Scan.read(tmp_path / "a.nii.gz").values[0], values)
+    content = bytearray((tmp_path / "a.nii.gz").read_bytes())
+    content[-8] ^= 1
+    (tmp_path / "a.nii.gz").write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        Scan.read(tmp_path / "a.nii.gz")
+
+
+def test_a_compressed_dicom_file_without_its_last_frame_is_refused(tmp_path: Path) -> None:
+    whole = dicom(tmp_path / "a.dcm", packed=True)
+    for end in (whole.rindex(struct.pack("<HH", 0xFFFE, 0xE000)), len(whole) - 8):
+        (tmp_path / "a.dcm").write_bytes(whole[:end])
+        with pytest.raises(DataError, match="damaged"):
+            Scan.read(tmp_path / "a.dcm")
+
+
+@pytest.mark.parametrize(
+    "told", ["BinaryDataByteOrderMSB = False", "BinaryDataByteOrderMSB = True", "CompressedDataSize = 0"]
+)
+def test_compressed_values_of_a_metaimage_are_read_as_stored_or_not_at_all(told: str, tmp_path: Path) -> None:
+    """Without the size of compressed values, SimpleITK decompresses the header."""
+    values = np.arange(64, dtype=">i2" if "MSB = True" in told else "<i2").reshape(4, 4, 4)
+    data = zlib.compress(values.tobytes())
+    size = "" if "Size" in told else f"CompressedDataSize = {len(data)}\n"
+    head = META.format(more=f"CompressedData = True\n{size}{told}\n").replace("UCHAR", "SHORT")
+    (tmp_path / "a.mha").write_bytes(f"{head}ElementDataFile = LOCAL\n".encode() + data)
+    (tmp_path / "a.mhd").write_bytes(f"{head}ElementDataFile = a.zraw\n".encode())
+    (tmp_path / "a.zraw").write_bytes(data)
+    assert np.array_equal(Scan.read(tmp_path / "a.mhd").values[0], values)
+    if size:
+        assert np.array_equal(Scan.read(tmp_path / "a.mha").values[0], values)
+    else:
+        with pytest.raises(DataError, match="damaged"):
+            Scan.read(tmp_path / "a.mha")
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+@pytest.mark.parametrize("last", [False, True])
+def test_channels_of_a_compressed_nrrd_file_may_come_first_or_last(order: str, last: bool, tmp_path: Path) -> None:
+    values = np.arange(120, dtype="<i2" if order == "little" else ">i2").reshape(2, 3, 4, 5)  # [C, D, H, W]
+    told = ("domain domain domain list", "5 4 3 2") if last else ("list domain domain domain", "2 5 4 3")
+    head = f"NRRD0004\ntype: short\ndimension: 4\nkinds: {told[0]}\nsizes: {told[1]}\nendian: {order}\nencoding: gzip"
+    data = gzip.compress((values if last else np.moveaxis(values, 0, -1)).tobytes())
+    (tmp_path / "a.nrrd").write_bytes(head.encode() + b"\n\n" + data)
+    assert np.array_equal(Scan.read(tmp_path / "a.nrrd").values, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("a.mha", META.format(more="HeaderSize = -1\n") + "ElementDataFile = LOCAL\n"),
+        ("a.nrrd", NRRD.replace("{data}", "byte skip: -1\n")),
+    ],
+)
+def test_values_at_the_end_of_a_file_are_not_shifted(name: str, head: str, tmp_path: Path) -> None:
+    """SimpleITK takes as many bytes from the end of these files as the image has, if need be from the header."""
+    (tmp_path / name).write_bytes(head.encode() + bytes(range(64)))
+    assert np.array_equal(Scan.read(tmp_path / name).values.ravel(), range(64))
+    for data in (bytes(range(60)), bytes(range(64)) + b"more"):
+        (tmp_path / name).write_bytes(head.encode() + data)
+        with pytest.raises(DataError, match="damaged"):
             Scan.read(tmp_path / name)
+
+
+def test_a_bmp_file_with_compressed_pixels_is_refused(tmp_path: Path) -> None:
+    """If compressed pixels are damaged, SimpleITK reads beyond its memory, and the process crashes."""
+    write_picture(tmp_path / "a.bmp")
+    whole = (tmp_path / "a.bmp").read_bytes()
+    (tmp_path / "a.bmp").write_bytes(whole[:30] + struct.pack("<I", 1) + whole[34:])
+    with pytest.raises(DataError, match="BMP files are compressed"):
+        Scan.read(tmp_path / "a.bmp")
 
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
