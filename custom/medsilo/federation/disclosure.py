@@ -152,10 +152,12 @@ class Disclosure:
         """Return the rank of a round's model; a site that selects a model itself selects the model with the highest
         rank.
 
-        The site reports the round of the model that it selects, so the rank may only depend on scores that the site
-        also sends. If the site sends no scores, the model of the last round ranks highest.
+        The site reports the round of the model that it selects. If patients are protected, the rank may therefore only
+        depend on scores that the site also sends. If the site sends no scores, the model of the last round ranks
+        highest.
         """
-        if self._how("validation") != "exact" or "validation" in self.suppressed:
+        stays = self.protection.on and "validation" in self.suppressed
+        if self._how("validation") != "exact" or stays or self.is_undefined("validation"):
             return float(rounds) if scored.noisy is None else scored.noisy
         return scored.score if math.isfinite(scored.score) else -sys.float_info.max
 

@@ -1,5 +1,6 @@
 """HarmoFL equals an independent implementation of Algorithm 1; the file also tests messages, resuming, and errors."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -305,7 +306,7 @@ def first_round(plan: Plan, **asked: Any) -> Request:
     return Request(task="round", round=1, study="s", plan=plan.hash, sites=tuple(SITES), **asked)
 
 
-def test_nan_is_refused_with_counts_and_no_names(tmp_path: Path) -> None:
+def test_nan_is_refused_without_counts_and_names(tmp_path: Path) -> None:
     def spoil(cases: Cases) -> Cases:
         inputs = cases.inputs.clone()
         inputs[0, 0, :3] = inputs[5, 1, 2] = torch.nan
@@ -314,8 +315,8 @@ def test_nan_is_refused_with_counts_and_no_names(tmp_path: Path) -> None:
     for part in ("train", "validation", "test"):
         with pytest.raises(DataError) as caught:
             participant(harmofl(), tmp_path, **{part: spoil})
-        assert "4 values in 2 of" in str(caught.value) and part in str(caught.value)
-        assert "synthetic" not in str(caught.value)
+        assert f"the {part} part are NaN" in str(caught.value) and not re.search(r"\d", str(caught.value))
+        assert "synthetic" not in str(caught.value) and "4 values in 2 of" in caught.value.private
 
 
 @pytest.mark.parametrize(("shape", "hint"), [((9, 40), "task.size"), ((1, 32), "9 channels")])

@@ -304,5 +304,5 @@ def test_groups_go_whole_near_the_shares_and_no_part_is_empty(groups: int) -> No
         assert counts.all() and counts.sum() == len(names)
         if groups == 97:
             assert np.abs(counts / len(names) - (0.64, 0.16, 0.2)).max() < 0.03
-    with pytest.raises(DataError, match="of 2 patients"):
+    with pytest.raises(DataError, match="fewer than 3 patients"):
         parts_by_draw(["a", "b", "b"], (0.64, 0.16, 0.2), 0)
