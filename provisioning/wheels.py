@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import tomli_w
+import zopfli
 
 from medsilo.cli.documentation import LAB_PAGES, PAGES, pages_of
 
@@ -75,9 +76,9 @@ def shrink(wheel: Path) -> None:
     """Compress a wheel's files as well as zip can. setuptools compresses them faster, and less well."""
     with zipfile.ZipFile(wheel) as old:
         files = [(info, old.read(info)) for info in old.infolist()]
-    with zipfile.ZipFile(wheel, "w") as new:
+    with zopfli.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as new:
         for info, content in files:
-            new.writestr(info, content, zipfile.ZIP_DEFLATED, 9)
+            new.writestr(info, content)
 
 
 def write_pages(source: Path, folder: Path, lab: bool) -> None:

@@ -35,7 +35,7 @@ CHECKS = {
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
-        told, _, remedy = problem.told(partial(_shown, least=least)).partition("; ")
+        told, _, remedy = problem.told(partial(_of_all, survey=survey, least=least)).partition("; ")
         told += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, told, remedy, problem.private)
@@ -154,6 +154,13 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
 def _note(least: int) -> str:
     beside = "and where one of them would follow from the others, the next smallest"
     return f"Counts from 1 to {least - 1} are suppressed, {beside} (min_patients_per_metric)." if least > 1 else ""
+
+
+def _of_all(count: int, survey: Survey, least: int) -> Cell:
+    """Show the count of a problem's cases or patients, unless the count or the count of all others is small."""
+    parts = survey.parts.values()
+    wholes = sum(part.cases for part in parts), sum(part.patients for part in parts)
+    return SUPPRESSED if any(0 < whole - count < least for whole in wholes) else _shown(count, least)
 
 
 def _shown(count: int, least: int) -> Cell:

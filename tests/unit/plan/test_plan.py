@@ -428,8 +428,12 @@ FORKED = """
 import os, signal, sys, time, torch
 from torch.nn.functional import conv2d
 from medsilo.plan import parse_plan
-sections = {"algorithm": {"name": "fedavg"}, "task": {"name": "synthetic-histology"}}
-parse_plan({**sections, "participation": {"sites": ["a"]}})
+unet = {"name": "unet", "features": [32, 64, 128], "norm": "batch"}  # has tensors that several threads fill
+for sections in (
+    {"algorithm": {"name": "fedavg"}, "task": {"name": "synthetic-histology"}},
+    {"algorithm": {"name": "fedsm"}, "task": {"name": "synthetic-prostate"}, "network": unet},
+):
+    parse_plan({**sections, "participation": {"sites": ["a", "b"]}})
 child = os.fork()
 if child == 0:
     torch.set_num_threads(2)

@@ -279,6 +279,19 @@ def test_nobody_outside_learns_how_few_lines_are_bad(
     assert ("(fewer than 5)" in told[4] and "(5)" in told[5]) == bool(words)
 
 
+def test_nobody_outside_learns_how_few_lines_are_good(tmp_path: Path) -> None:
+    """57 of 60 lines without a value would disclose that 3 lines have one."""
+    plan, told = plan_of(), dict[int, str]()
+    for bad in (55, 56, 57, 59):
+        rows = lines(60)
+        for at in range(bad):
+            rows[at][1] = ""
+        write(tmp_path, rows)
+        findings = data_findings(plan.task.survey("a", SITES, 0, source_of(tmp_path)), plan, 5)
+        told[bad] = next(one.what for one in findings if "no value of 'age'" in one.what)
+    assert "(55)" in told[55] and told[56] == told[57] == told[59]
+
+
 def test_a_refusal_does_not_tell_the_server_how_many_patients_are_in_two_parts(tmp_path: Path) -> None:
     """The exact count is in the error's private text, which stays at the hospital."""
     for several in (1, 7):
