@@ -68,8 +68,8 @@ class Survival(Objective):
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return a number for each selected case, so that the mean of these numbers is the concordance index.
 
-        The number for a case is computed from the change of the concordance index if the case is left out, so that the
-        variance of the numbers is the jackknife's.
+        The number for a case is computed from the change of the concordance index if the case is left out. The variance
+        of the numbers is therefore the jackknife's.
         """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))
