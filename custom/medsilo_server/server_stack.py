@@ -16,6 +16,7 @@ the state of the round.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from medsilo.core.errors import PlanError
 from medsilo.exchange.channel import Channel, Transport
 from medsilo.plan import Plan
 from medsilo.registry import PluginTable
@@ -60,5 +61,8 @@ def aggregation_of(scheduler: RequestScheduler, state: ServerState, kit: KitFile
     """Return the object that aggregates the answers in each round, with or without secure aggregation."""
     if not state.plan.secure_aggregation.implementation:
         return RoundAggregation(state)
-    sealed: RoundAggregation = SEALED_SERVERS[state.plan.secure_aggregation.mode](scheduler, state, kit)
+    mode = state.plan.secure_aggregation.mode
+    if mode not in SEALED_SERVERS:
+        raise PlanError(f"secure_aggregation.mode: {mode} has no part for the server; {SEALED_SERVERS.remedy(mode)}")
+    sealed: RoundAggregation = SEALED_SERVERS[mode](scheduler, state, kit)
     return sealed

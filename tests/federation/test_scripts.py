@@ -136,6 +136,10 @@ def test_the_skill_has_the_evaluations_that_nvflare_asks_of_a_skill(root: Path) 
     assert [one["expected_skill"] for one in named if one.get("negative_for") == folder.name] == [
         "nvflare-convert-pytorch"
     ]
+    stock, example = folder / "evals/files/fedavg-job", root / "examples/hello-fedbn"
+    assert (stock / "model.py").read_text() == (example / "model.py").read_text()
+    code, ours = ((place / "client.py").read_text().partition("def ")[2] for place in (stock, example))
+    assert code == ours.replace("    flare.join(model, optimizer, train_loader)\n", "")
     edited = {path for case in cases for path in case["files"]}
     assert {folder / "evals" / path for path in edited} == {*folder.glob("evals/files/*/*.py")} != set()
     aims = [aim for one in named for kind in ("mandatory", "prohibited") for aim in one.get(f"{kind}_behavior", [])]

@@ -29,7 +29,7 @@ ALIKE = 1e-12
 # number of bootstrap resamples, and maximum number of random numbers for all resamples together
 DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
-CHANCE = 0.5  # concordance of a random order, which is also the concordance if no two cases are comparable
+CHANCE = 0.5  # concordance of a random order
 
 Key = TypeVar("Key", bound=Hashable)
 Endpoint = Literal["mean", "pooled", "worst-site"]
@@ -504,12 +504,12 @@ def mean_of_intervals(found: Sequence[tuple[float, Interval]], independent: bool
 def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> np.ndarray:
     """Return an array [cases] with the contribution of each case to the concordance. A case's contribution is
     calculated from the change of the concordance if the case is left out. The mean of the contributions is the
-    concordance, and their variance is the jackknife's.
+    concordance, and their variance is the jackknife's. If no two cases are comparable, the contributions are NaN.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
     if not whole:
-        return np.full(len(time), CHANCE)
+        return np.full(len(time), np.nan)
     mean, left = float(right.sum()) / 2 / whole, whole - pairs
     moved = np.where(left > 0, (right - mean * pairs) / np.maximum(left, 1), mean - CHANCE)
     return mean + (len(time) - 1) * (moved - moved.mean())

@@ -374,6 +374,7 @@ def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
     only = np.arange(200) == int(np.flatnonzero(event)[0])  # without the only event, no two cases are comparable
     parts = parts_of_concordance(time, only.astype(int), risk)
     assert parts.var(ddof=1) / 200 >= 0.9 * (parts.mean() - 0.5) ** 2
+    assert np.isnan(parts_of_concordance(time, np.zeros(200), risk)).all()  # a subgroup without events has no score
 
 
 def test_one_patient_gives_no_interval() -> None:
