@@ -4,7 +4,8 @@ part of results/intervals.csv.
 No number in this module was chosen to change an interval's coverage. The worlds combine seven kinds of patients with
 four shapes of a study. The shapes range from one hospital with five patients to three hospitals with a hundred patients
 each. The spread of scores between seeds is at least zero, and at most the spread between patients. In some worlds, the
-methods fail completely on some of the patients.
+methods fail completely on some of the patients. In other worlds, the score is an AUROC, a balanced accuracy or a
+concordance, which compares patients or classes and is no mean over patients.
 """
 
 import math
@@ -13,8 +14,10 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy import stats
 
+from medsilo.tasks.scored_together import AUROC, BALANCED, contributions
 from medsilo_lab.study.detectable import POWER, Pilot
 from medsilo_lab.study.evidence import (
     LEVEL,
@@ -22,6 +25,7 @@ from medsilo_lab.study.evidence import (
     Scores,
     Study,
     compare,
+    parts_of_concordance,
     seeds_of,
 )
 from medsilo_lab.study.training_luck import luck_of
@@ -30,7 +34,7 @@ from results.result_files import Table
 
 Random = np.random.Generator
 STUDIES = 1600  # number of simulated studies of each world
-FOUND, EACH = 60, 10  # number of studies that report a difference, and number of repetitions of each of these studies
+FOUND, EACH = 200, 5  # number of studies that report a difference, and number of repetitions of each of these studies
 # mean score; spread of differences; spread of patients' scores; spread of the residual
 USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3
 # patients of each hospital, number of seeds, and the spread of the seeds divided by the spread of the patients
@@ -55,6 +59,22 @@ WITH_FAILING = {
     "5, 12 and 40, 4 seeds": ((5, 12, 40), 4, 0.3),
     "3 x 20, 6 seeds": ((20, 20, 20), 6, 0.3),
 }
+
+
+# kinds of world whose score compares patients: for each, the fraction of patients who are ill or have the event
+AUROC_COMMON, AUROC_RARE = "AUROC, 3 of 10 are ill", "AUROC, 1 of 10 is ill"
+CLASSES, EVENTS, FEW_EVENTS = (
+    "balanced accuracy, 4 of 10 are ill",
+    "concordance, 6 of 10 die",
+    "concordance, 2 of 10 die",
+)
+ILL = {AUROC_COMMON: 0.3, AUROC_RARE: 0.1, CLASSES: 0.4, EVENTS: 0.6, FEW_EVENTS: 0.2}
+RANK_SHAPES = {
+    "1 x 60, 6 seeds": ((60,), 6, 0.2),
+    "3 x 40, 4 seeds": ((40, 40, 40), 4, 0.2),
+    "30, 60 and 200, 6 seeds": ((30, 60, 200), 6, 0.4),
+}
+APART, SHARED, NOISE = 1.2, 0.57, 0.5  # distance of the classes; correlation of methods; spread of a seed's predictions
 
 
 class World(NamedTuple):
@@ -87,6 +107,7 @@ WORLDS = tuple(World(kind, name, *shape) for kind in KINDS for name, shape in SH
 FAILING_WORLDS = tuple(
     World("normal", name, *shape, failing) for name, shape in WITH_FAILING.items() for failing in FAILING
 )
+RANK_WORLDS = tuple(World(kind, name, *shape) for kind in ILL for name, shape in RANK_SHAPES.items())
 AKIN = tuple(
     World("normal", name, *WITH_FAILING[name], failing, 0.1)
     for name in ("5, 12 and 40, 4 seeds", "3 x 20, 6 seeds")
@@ -103,6 +124,8 @@ def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, S
         one: The simulated kind of comparison.
         difference: The number that is added to the first method's scores.
     """
+    if one.kind in ILL:
+        return *_ranked(random, one, difference), difference
     luck = one.luck * random.normal(0, 1, (one.seeds, 1))
     pairs, truths = [], []
     for size in one.sizes:
@@ -126,6 +149,55 @@ def study(random: Random, one: World, difference: float = 0.0) -> tuple[Study, S
         for which in (0, 1)
     ]
     return made[0], made[1], difference + truth(one) + float(np.mean(truths))
+
+
+def _ranked(random: Random, one: World, difference: float) -> tuple[Study, Study]:
+    """Simulate two methods whose predictions rank patients. The methods are equal, unless the first method's AUROC is
+    higher by `difference`.
+
+    The prediction of a patient is the sum of the true class or risk, an error that both methods share, an error of the
+    method, and an error of the seed.
+    """
+    spread = math.sqrt(2 * (1 + NOISE**2) + one.luck**2)  # of the difference between an ill and a healthy patient
+    further = spread * float(stats.norm.ppf(stats.norm.cdf(APART / spread) + difference)) if difference else APART
+    hospitals = [(random.normal(0, math.sqrt(SHARED), size), *_outcomes(random, one, size)) for size in one.sizes]
+    return _method(random, one, further, hospitals), _method(random, one, APART, hospitals)
+
+
+def _outcomes(random: Random, one: World, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each patient's risk, whether the patient is ill or dies, and the time of death or of the last visit."""
+    if one.kind not in (EVENTS, FEW_EVENTS):
+        ill = np.arange(size) < round(ILL[one.kind] * size)
+        return ill.astype(float), ill, np.zeros(size)
+    longest = 0.2 if one.kind == FEW_EVENTS else 1.5  # mean time to the last visit
+    while True:
+        risk = random.normal(0, 1, size)
+        death, visit = random.exponential(np.exp(-risk)), longest * random.exponential(1.0, size)
+        if (death <= visit).sum() > 1:  # without deaths, the concordance is undefined and the hospital is left out
+            return risk, death <= visit, np.minimum(death, visit)
+
+
+def _method(
+    random: Random, one: World, apart: float, hospitals: Sequence[tuple[np.ndarray, ...]]
+) -> list[dict[str, Scores]]:
+    luck = apart + one.luck * random.normal(0, 1, one.seeds)
+    errors = [shared + random.normal(0, math.sqrt(1 - SHARED), len(shared)) for shared, *_ in hospitals]
+    made = []
+    for strength in luck.tolist():
+        seed = {}
+        for place, (error, (_, risk, ill, time)) in enumerate(zip(errors, hospitals, strict=True)):
+            predicted = strength * risk + error + random.normal(0, NOISE, len(risk))
+            seed[f"{place}"] = Scores(_contributions(one, predicted, ill, time), np.arange(len(risk)))
+        made.append(seed)
+    return made
+
+
+def _contributions(one: World, predicted: np.ndarray, ill: np.ndarray, time: np.ndarray) -> np.ndarray:
+    if one.kind in (EVENTS, FEW_EVENTS):
+        return parts_of_concordance(time, ill.astype(int), predicted)
+    chances = torch.from_numpy(predicted - APART / 2).sigmoid()
+    metric = BALANCED if one.kind == CLASSES else AUROC
+    return contributions(metric, torch.from_numpy(ill).long(), torch.stack([1 - chances, chances], 1)).numpy()
 
 
 def _better(random: Random, one: World, scores: np.ndarray, difference: float) -> np.ndarray:
@@ -264,6 +336,10 @@ TOLD = (
     World(DICE, "5, 12 and 40 patients, 6 seeds", (5, 12, 40), 6, 0.3),
     World(RIGHT, "3 x 40 patients, 6 seeds", (40,) * 3, 6, 0.1),
     World(f"{MOVED} patients", "3 x 20 patients, 6 seeds", (20,) * 3, 6, 0.3),
+    World(AUROC_COMMON, "1 x 100 patients, 4 seeds", (100,), 4, 0.2),
+    World(AUROC_COMMON, "1 x 100 patients, 6 seeds", (100,), 6, 0.2),
+    World(AUROC_COMMON, "3 x 40 patients, 6 seeds", (40,) * 3, 6, 0.2),
+    World(AUROC_RARE, "3 x 100 patients, 6 seeds", (100,) * 3, 6, 0.2),
 )
 
 
@@ -288,16 +364,19 @@ def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
 def tables() -> list[Table]:
     heads = ("study", "covered, patients like these", "covered, if an unseen kind fails", "half its width")
     rows = {}
-    for part, drawn in (("a difference", WORLDS), ("a difference, patients fail", (*FAILING_WORLDS, *AKIN))):
+    drawn_worlds = {
+        "a difference": WORLDS,
+        "a difference of ranks": RANK_WORLDS,
+        "a difference, patients fail": (*FAILING_WORLDS, *AKIN),
+    }
+    for part, drawn in drawn_worlds.items():
         times = STUDIES if drawn is WORLDS else STUDIES * 5 // 8
         found = [(one.words, covered(one, times, place)) for place, one in enumerate(drawn)]
         rows[part] = [(words, f"{a:.3f}", f"{b:.3f}", f"{c:.1f}") for words, (a, b, c) in found]
     needed, students = patients_that_find(STUDIES // 2)
     exact = [(f"{size} patients", f"{ratio:.2f}") for size, ratio in width_of_students(STUDIES // 4).items()]
     exact.append(("patients that find 3.5 points", f"{needed / students:.2f}"))
-    chance = [
-        (one.words, f"{false_verdicts(one, STUDIES // 4):.3f}") for one in WORLDS if one.kind in ("normal", SKEWED)
-    ]
+    chance = [(one.words, f"{false_verdicts(one, STUDIES):.3f}") for one in WORLDS if one.kind in ("normal", SKEWED)]
     told = [(one.words, *told_and_found(one, FOUND, EACH)) for one in TOLD]
     return [
         *(Table(heads, own, part) for part, own in rows.items()),

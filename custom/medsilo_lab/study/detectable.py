@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import scipy
 
-from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, Difference, Study, by_patient
+from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, Difference, Study, by_patient, seeds_of
 from medsilo_lab.study.law import Variance, Variances, crossed, straightened
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
@@ -41,6 +41,9 @@ class Pilot:
     ways: Sequence[np.ndarray]
     scores: Sequence[np.ndarray]  # for each hospital: each patient's mean score with the method
     assumed: Design | None = None  # the assumed sample, if there is no finished comparison
+    # fraction of the between-seed variance that becomes smaller if the method's score rises: the part of the method's
+    # scores if the score is a rank statistic, otherwise 0
+    share: float = 0.0
 
     @classmethod
     def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
@@ -48,7 +51,9 @@ class Pilot:
         ways = [one - other for one, other in zip(mine, theirs, strict=True)]
         if not found.patients.variance or found.seeds < 2 or any(len(own) < 2 for own in ways):
             return None
-        return cls(found, [own - own.mean() for own in ways], mine)
+        changes, stays = (float(seeds_of(study, names).var()) for study in (method, baseline))
+        share = changes / (changes + stays) if changes and any(map(_ranks, mine)) else 0.0
+        return cls(found, [own - own.mean() for own in ways], mine, share=share)
 
     @property
     def design(self) -> Design:
@@ -66,18 +71,20 @@ class Pilot:
         known = self.found.patients.degrees
         scale = np.sqrt(known / random.chisquare(known, STUDIES))
         means, variance, square, cube = (np.zeros(STUDIES) for _ in range(4))
-        for ways, scores, size in zip(self.ways, self.scores, design.patients, strict=True):
-            added = _added(scores, difference - self.found.mean)
-            if added is None:
-                return 0.0
-            own = _drawn(random, ways + added, size, scale) / number
+        factors = [_narrower(scores, difference - self.found.mean) for scores in self.scores]
+        narrower = [factor for factor in factors if factor is not None]
+        if len(narrower) < number:
+            return 0.0
+        for ways, scores, size, factor in zip(self.ways, self.scores, design.patients, narrower, strict=True):
+            own = _drawn(random, ways + (scores - scores.mean()) * (factor - 1), size, scale) / number
             middle = own.mean(1)
             far = own - middle[:, None]
             mine = (far**2).sum(1) / (size - 1) / size
             means, variance, square = means + middle, variance + mine, square + mine**2 / (size - 1)
             cube = cube + (far**3).mean(1) / size**2
         patients = Variances(variance, variance**2 / np.maximum(square, np.finfo(float).tiny))
-        return float(self._sure(random, difference + means, patients, cube, design, error).mean())
+        of_seeds = 1 + self.share * (float(np.mean(np.square(narrower))) - 1)
+        return float(self._sure(random, difference + means, patients, cube, of_seeds, design, error).mean())
 
     def _sure(
         self,
@@ -85,15 +92,16 @@ class Pilot:
         means: np.ndarray,
         patients: Variances,
         cube: np.ndarray,
+        of_seeds: float,
         design: Design,
         error: float,
     ) -> np.ndarray:
         """Add random effects of seeds to the mean difference of each simulated study. Return a mask of the studies
-        whose difference is significant.
+        whose difference is significant. `of_seeds` multiplies the variances between seeds.
         """
-        found, known, cells = self.found, self.found.between.degrees, self._cells(design)
+        found, known, cells = self.found, self.found.between.degrees, self._cells(design) * of_seeds
         between = found.between.variance * known / random.chisquare(known, STUDIES)
-        luck = np.maximum(between - found.cells, 0.0) / design.seeds
+        luck = np.maximum(between - found.cells, 0.0) / design.seeds * of_seeds
         means = means + random.normal(0, 1, STUDIES) * np.sqrt(luck)
         # number of configurations from which the between-seed variance was estimated
         rows = 1.0 if self.assumed else known / (found.seeds - 1)
@@ -171,24 +179,25 @@ class Missing(NamedTuple):
     seeds: int | None = None
 
 
-def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
-    """Add a difference to the mean score, and keep all scores between 0 and 1. For each patient, return by how much the
-    patient's change differs from the mean change. If scores between 0 and 1 cannot have the new mean, return None.
+def _narrower(scores: np.ndarray, more: float) -> float | None:
+    """Return a factor for the scores' deviations from their mean, so that the mean can rise by `more` and all scores
+    stay between 0 and 1. If scores between 0 and 1 cannot have the new mean, return None.
 
     In a rank statistic such as the AUROC, a patient's contribution may be below 0 or above 1. The closer the statistic
     is to 0 or 1, the less the contributions vary: we use Hanley and McNeil's (1982) variance for two equal classes.
     """
-    mean = float(scores.mean())
-    if scores.min() < 0 or scores.max() > 1:
-        new = mean + more
-        if not (0 < mean < 1 and 0 < new < 1):
-            return None if more else np.zeros_like(scores)
-        return (scores - mean) * (math.sqrt(_of_ranks(new) / _of_ranks(mean)) - 1)
-    room = 1 - scores if more > 0 else scores
-    most = float(room.mean())
-    if abs(more) > most:
-        return None
-    return more * (room / most - 1) if more else np.zeros_like(scores)
+    if not more:
+        return 1.0
+    mean, new = float(scores.mean()), float(scores.mean()) + more
+    if _ranks(scores):
+        return math.sqrt(_of_ranks(new) / _of_ranks(mean)) if 0 < mean < 1 and 0 < new < 1 else None
+    room = 1 - mean if more > 0 else mean
+    return 1 - abs(more) / room if abs(more) <= room else None
+
+
+def _ranks(scores: np.ndarray) -> bool:
+    """Return True if the scores are contributions to a rank statistic, because some are below 0 or above 1."""
+    return bool(scores.min() < 0 or scores.max() > 1)
 
 
 def _of_ranks(area: float) -> float:

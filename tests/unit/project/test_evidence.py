@@ -317,6 +317,13 @@ def test_intervals_of_a_difference_cover_it_as_often_as_they_say(world: worlds.W
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", worlds.RANK_WORLDS, ids=lambda one: one.words)
+def test_intervals_of_a_difference_of_ranks_cover_it_as_often_as_they_say(world: worlds.World) -> None:
+    """A class with three patients had intervals that covered too rarely before contributions were a jackknife's."""
+    assert 0.9 <= worlds.covered(world, 400, 0)[0] <= 0.98
+
+
+@pytest.mark.slow
 def test_four_rows_without_a_difference_are_one_false_verdict_in_twenty_comparisons() -> None:
     """The fraction of false verdicts about four equal methods was .065 in 400 comparisons, and .046 in 5,000
     comparisons.
@@ -331,10 +338,11 @@ def test_where_patients_fail_the_second_interval_covers(world: worlds.World) -> 
     assert worlds.covered(world, 200, 0)[1] >= 0.95
 
 
-@pytest.mark.parametrize("world", worlds.TOLD[:2], ids=lambda one: one.words)
+@pytest.mark.parametrize("world", [*worlds.TOLD[:2], *worlds.TOLD[-3:]], ids=lambda one: one.words)
 @pytest.mark.slow
 def test_what_is_told_with_power_80_is_found_in_four_of_five_studies(world: worlds.World) -> None:
-    assert worlds.told_and_found(world, 20, 20)[1] == pytest.approx(0.8, abs=0.08)
+    """The AUROC varies less near 1. When only patients, and not seeds, varied less, nine of ten studies found it."""
+    assert worlds.told_and_found(world, 100, 4)[1] == pytest.approx(0.8, abs=0.08)
 
 
 def test_failures_are_learned_from_all_hospitals_together() -> None:
