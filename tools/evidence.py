@@ -322,6 +322,13 @@ def intervals() -> str:
             FIVE,
         ),
         (
+            'coverage of the interval "for patients like these", in {} kinds of study whose score is an AUROC, a '
+            "balanced accuracy or a concordance",
+            "a difference of ranks",
+            LIKE,
+            "",
+        ),
+        (
             'coverage of the interval "for patients like these", in {} kinds of study where a method fails for 5 to '
             "25 % of patients (we claim no coverage here)",
             "a difference, patients fail",

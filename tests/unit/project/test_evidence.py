@@ -325,9 +325,7 @@ def test_intervals_of_a_difference_of_ranks_cover_it_as_often_as_they_say(world:
 
 @pytest.mark.slow
 def test_four_rows_without_a_difference_are_one_false_verdict_in_twenty_comparisons() -> None:
-    """The fraction of false verdicts about four equal methods was .065 in 400 comparisons, and .046 in 5,000
-    comparisons.
-    """
+    """In 400 comparisons, the fraction of false verdicts about four equal methods was .065 by chance."""
     world = next(one for one in worlds.WORLDS if one.kind == worlds.SKEWED and one.sizes == (20,))
     assert worlds.false_verdicts(world, 1500) <= 0.06
 
