@@ -155,8 +155,8 @@ def _ranked(random: Random, one: World, difference: float) -> tuple[Study, Study
     """Simulate two methods whose predictions rank patients. The methods are equal, unless the first method's AUROC is
     higher by `difference`.
 
-    The prediction of a patient is the sum of the true class or risk, an error that both methods share, an error of the
-    method, and an error of the seed.
+    A patient's prediction is the true class or risk plus three errors. Both methods share the first error. The second
+    error is the method's, and the third error is the seed's.
     """
     spread = math.sqrt(2 * (1 + NOISE**2) + one.luck**2)  # of the difference between an ill and a healthy patient
     further = spread * float(stats.norm.ppf(stats.norm.cdf(APART / spread) + difference)) if difference else APART
@@ -395,6 +395,6 @@ def words() -> tuple[str, ...]:
         f"A difference: {STUDIES} drawn studies of each world (results/worlds.py), {STUDIES * 5 // 8} where patients "
         "fail. Half its width is in standard "
         "deviations of the difference.",
-        f"Told: the difference that a study tells as found with power .80, of {FOUND} studies; each is then looked for "
-        f"{EACH} times in fresh ones.",
+        f"Reported power: the median of the differences that {FOUND} studies report as detectable with power .80. Each "
+        f"difference is then added to {EACH} new studies.",
     )

@@ -41,8 +41,7 @@ class Pilot:
     ways: Sequence[np.ndarray]
     scores: Sequence[np.ndarray]  # for each hospital: each patient's mean score with the method
     assumed: Design | None = None  # the assumed sample, if there is no finished comparison
-    # fraction of the between-seed variance that becomes smaller if the method's score rises: the part of the method's
-    # scores if the score is a rank statistic, otherwise 0
+    # fraction of the between-seed variance that shrinks if the method's score rises; 0 if the score is a mean
     share: float = 0.0
 
     @classmethod
@@ -97,7 +96,7 @@ class Pilot:
         error: float,
     ) -> np.ndarray:
         """Add random effects of seeds to the mean difference of each simulated study. Return a mask of the studies
-        whose difference is significant. `of_seeds` multiplies the variances between seeds.
+        whose difference is significant. All variances between seeds are multiplied by `of_seeds`.
         """
         found, known, cells = self.found, self.found.between.degrees, self._cells(design) * of_seeds
         between = found.between.variance * known / random.chisquare(known, STUDIES)
