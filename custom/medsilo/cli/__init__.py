@@ -93,14 +93,19 @@ def simplified(error: UnicodeError) -> tuple[str, int]:
 
 
 class OneCommand(TyperCommand):
-    """A command whose help text shows arguments without their Python types."""
+    """A command whose help text shows every argument by its name in capitals, without its Python type."""
 
     def get_params(self, ctx: Any) -> Any:
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.param_type_name == "argument":
                 param.display_type_rich = lambda ctx: None
+                param.metavar = param.metavar or param.name.upper()
         return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line. A mandatory argument has no brackets, as in other programs."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
 class Commands(TyperGroup):

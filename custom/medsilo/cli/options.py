@@ -81,7 +81,7 @@ Job = Annotated[str, A_JOB]
 JobOrNone = Annotated[str | None, A_JOB]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", help="another plan for the job's method, for example jobs/fedavg/plans/nifti-folder.yaml"),
+    option("PLAN", "another plan for the job's method, for example jobs/fedavg/plans/nifti-folder.yaml", "--plan"),
 ]
 Changes = Annotated[
     list[str],

@@ -71,7 +71,7 @@ def compare(
     screen: Console,
     *,
     task: Annotated[str | None, option("TASK", f"the task, of 'medsilo list' (default: {USUAL_TASK})")] = None,
-    plan: Annotated[Path | None, typer.Option(help="plan or job folder from which every configuration starts")] = None,
+    plan: Annotated[Path | None, option("PLAN", "plan or job folder from which every configuration starts")] = None,
     methods: Annotated[
         list[str],
         several(

@@ -4,8 +4,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from medsilo.cli import options
 from medsilo.cli.options import option
 from medsilo.cli.show import Command, Console
@@ -32,7 +30,7 @@ def run(
     *,
     plan: options.PlanFile = None,
     changes: options.Changes,
-    name: Annotated[str, typer.Option(help="name of the run folder (default: method, task and time)")] = "",
+    name: Annotated[str, option("NAME", "name of the run folder (default: method, task and time)")] = "",
     out: options.OutFolder = Path("runs"),
     engine: options.Engine = "simulator",
     threads: options.Threads = None,

@@ -113,8 +113,8 @@ class Study:
         return failures
 
     def under_way(self) -> str:
-        running = ", ".join(
-            f"{cell.name} ({f'round {done} of {cell.plan.rounds} is over' if done else 'starting'})"
+        running = "; ".join(
+            f"{cell.name}: {f'round {done}/{cell.plan.rounds}' if done else 'starting'}"
             for cell in self.cells
             if (done := cell.rounds_done()) is not None
         )

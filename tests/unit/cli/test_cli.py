@@ -246,6 +246,8 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
         text = capsys.readouterr().out
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
+        places = text.partition("\n\n")[0].partition("[OPTIONS]")[2]
+        assert places == places.upper() and not re.search(r"--[a-z-]+ [<{]", text), name
         writing += [name] if "--out" in text else []
     assert len(writing) == 16
 
