@@ -95,8 +95,9 @@ def restore(
     ] = None,
     expelled: Annotated[list[str], several("NAME", "a hospital that you expelled after the backup; may be repeated")],
 ) -> None:
-    """Restore a server's kit and its jobs from a backup. The command writes only into the given folders and overwrites
-    nothing.
+    """Restore a server's kit and its jobs from a backup.
+
+    The command writes only into the given folders, and overwrites nothing.
     """
     from medsilo_lab.consortium.backup import put_back
 

@@ -33,7 +33,7 @@ def make(
     site: Annotated[str, typer.Option(metavar="HOSPITAL", help="the hospital whose personal model is released")] = "",
     key: Key = KEY,
 ) -> int:
-    """Make a signed release of a run's model. Any hospital can test it on its own patients with `medsilo release test`.
+    """Make a signed release of a run's model. Any hospital can test it on its own patients with 'medsilo release test'.
 
     The folder contains the model, its plan, its model card and the disclosed scores. Send your key's fingerprint to the
     hospitals by another channel than the folder.
