@@ -63,9 +63,9 @@ def test(
 ) -> int:
     """Test a released model on this hospital's patients. The test needs no kit, no network and no account.
 
-    The test uses all cases. The page with its pictures stays at the hospital. The last line of the output has the score
-    and the number of cases, both rounded by this hospital's settings (medsilo.yaml, --settings). Only that line may be
-    mailed to the lead.
+    The test uses all cases of the data, not only a test part. The page with its pictures stays at the hospital. Only
+    the last line of the output may be mailed to the lead. It contains the score and the number of cases, both rounded
+    by this hospital's settings (medsilo.yaml, --settings).
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release import external_test
