@@ -26,7 +26,7 @@ from medsilo.core.tensors import Groups
 LENGTH = struct.Struct(">I")
 LARGEST_HEAD = 8 << 20  # bytes of JSON
 MOST_TENSORS, MOST_AXES = 100_000, 8
-POLL = 0.1  # while no byte arrives, seconds between two calls of `look` while no byte arrives
+POLL = 0.1  # seconds between two calls of `look` while no byte arrives
 CHUNK = 1 << 20  # bytes of a file that are read or written at once
 # Pattern of the names of state files that a sandbox may send out, so that the next sandbox can continue the training
 MAY_KEEP = re.compile(r"(?:(?:state-\d{1,8}|best|last)\.safetensors|supermodel/(?:\w{1,20}/)?\w[\w.-]{0,90})", re.ASCII)

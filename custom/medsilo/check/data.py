@@ -157,7 +157,7 @@ def _note(least: int) -> str:
 
 
 def _of_all(count: int, survey: Survey, least: int) -> Cell:
-    """Show the number of cases or patients with a problem; suppress it if it, or the number without the problem, is
+    """Show the number of cases or patients with a problem, unless this number or the number without the problem is
     small.
     """
     parts = survey.parts.values()

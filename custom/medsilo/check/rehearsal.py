@@ -45,7 +45,7 @@ class Rehearsal:
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
     batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
-    validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # seconds of validation per case
+    validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # validation cases per round, on average
     return tried.batch * batches + tried.evaluation * validated
 
 

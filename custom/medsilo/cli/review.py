@@ -167,7 +167,7 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked, job_code = _meant(home, given, changes)
-    if asked and verdict == "approved":  # to decline a plan, it need not be readable
+    if asked and verdict == "approved":  # an unreadable plan can be declined, but not approved
         from medsilo.check.approval import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
         from medsilo.check.own_data_set import data_set_words

@@ -1,5 +1,7 @@
 """Find sites whose updates are outliers, and describe each of these sites in a sentence.
 
+The server aggregates the updates of outliers, too.
+
 A site's update is an outlier in a round in each of these cases:
 
 - The update points away: the other sites agree, but the cosine between the update and the mean of their updates is

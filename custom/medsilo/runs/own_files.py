@@ -54,7 +54,7 @@ Deed = Literal["starting", "training", "measuring", "validating", "testing", "se
 
 
 class SiteActivity(RecordPart):
-    """A site's status.json: what the site does now in a study."""
+    """A site's status.json: the site's current work in a study."""
 
     task: Text = Field(description="task that the server requested")
     round: Count = Field(description="index of the round")

@@ -14,7 +14,7 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are counted: all, but only the second of two, because the other follows
+    """Return the classes whose probabilities are counted: all, or only the second of two, because the first follows
     from it.
     """
     return range(1, 2) if classes == 2 else range(classes)

@@ -95,7 +95,7 @@ class DataSource(Section):
     folds: int | None = Field(None, ge=3, le=100)  # the only number of cross-validation folds that plans may use
     # subgroups of patients, such as sex, age or scanner, whose test scores are disclosed
     subgroups: Subgroups = {}
-    # file with one patient per line who is left out; results do not show whether such a file exists
+    # file with the patients to leave out, one per line; results do not show whether it exists
     exclude_patients: Path | None = None
     data_set: Path | None = None  # the folder of the data set that contains these settings, if any
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that all versions of the data set share

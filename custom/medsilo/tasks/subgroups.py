@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.columns import TextColumn
     from medsilo.tasks.sources import DataSource
 
-HOSPITAL = "hospital"  # the report's own subgroup, whose levels are the hospitals
+HOSPITAL = "hospital"  # a predefined subgroup, whose levels are the hospitals
 MOST_SUBGROUPS, MOST_LEVELS = 6, 12
 SubgroupWord = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]{0,58}\S)?$")]
 Ends = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
@@ -79,8 +79,8 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 def members_of(source: "DataSource", folder: Path) -> Members:
     """Return each patient's level in each subgroup that a data source declares.
 
-    A patient's first number determines the band, because ages change. A patient whose rows have different levels is
-    left out of the subgroup.
+    The first number in a patient's rows determines the band. A patient whose rows have different levels is left out of
+    the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 

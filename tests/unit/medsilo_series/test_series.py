@@ -289,7 +289,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     inside = {"time": "t", "label": "doing"}
     assert "'x', which holds label, patient, time" in words(recording_columns={**inside, "x": "doing"})
-    assert "have the same name here" in words(recording_columns={**inside, "x": "y"})
+    assert "have one name here" in words(recording_columns={**inside, "x": "y"})
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)

@@ -45,8 +45,8 @@ class FolderTask(OwnFolder, Classifying):
     Lists with one number for each axis have the order x, y (and z). The task either resizes all images to the plan's
     `size`, or keeps their sizes.
 
-    If it keeps their sizes, a segmentation trains on random patches of this size, and evaluates whole images by sliding
-    windows. A classification then crops or pads each image to this size.
+    If the task keeps their sizes, a segmentation trains on random patches of this size, and evaluates whole images by
+    sliding windows. A classification crops or pads each image to this size.
     """
 
     kind: Literal["segmentation", "classification"] = Field(

@@ -187,7 +187,7 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Map the name of each image or recording to its class. Without a class, training ignores the image or recording.
+    """Map the name of each image or recording to its class; training ignores those without a class.
 
     Images or recordings with a class that the plan lacks are recorded and removed from the list.
     """
