@@ -132,7 +132,7 @@ class RoomSite:
     def _take(self, head: Head) -> None:
         """Ignore a message with logged numbers, and raise Refused for a message of any other kind."""
         if head.kind != "log":
-            raise Refused("the script sends a request, which only medsilo's own program may send")
+            raise Refused("the script sent a kind of request that only medsilo's own program may send")
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
@@ -319,7 +319,7 @@ class RoomSite:
 
     def _forget(self, names: Any) -> None:
         if not isinstance(names, list) or len(names) > MOST_KEPT:
-            raise Refused("the script's list of files is not a list of names")
+            raise Refused("the script's list of files must be a list of names")
         for name in self._kept():
             if name not in names:
                 (self.context.folder / name).unlink(missing_ok=True)

@@ -67,7 +67,7 @@ def read_kit(kit: Path, wanted: str = "") -> Kit:
     path = next((path for path in (startup / f"{name}.json" for name in PARTIES) if path.is_file()), None)
     if path is None:
         names = ", ".join(f"{name}.json" for name in PARTIES)
-        raise MedsiloError(f"the folder is no kit: its startup/ has none of {names}", str(kit))
+        raise MedsiloError(f"the folder is not a kit: its startup/ contains none of {names}", str(kit))
     if wanted not in ("", PARTIES[path.stem]):
         raise MedsiloError(f"this kit belongs to a {PARTIES[path.stem]}; give the kit of a {wanted}", str(kit))
     try:

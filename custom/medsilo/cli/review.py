@@ -91,7 +91,7 @@ def approve(
     if hash is not None:
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
-            raise MedsiloError("a declined plan has no limits; omit --decline or the limits")
+            raise MedsiloError("limits are only for approved plans; omit --decline or the limits")
         _decide(screen, "declined" if decline else "approved", kit, hash, by, limits, changes, yes)
     elif decline:
         raise MedsiloError("no plan was given; give a job or the beginning of a plan's hash")
@@ -236,7 +236,9 @@ def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> Non
     what = f"plan {plan[:12]}" if shown else f"plan {plan[:12]}, which is not here to read"
     what += f" with code {code.hash[:12]}" if code else ""
     if not typer.confirm(f"Approve {what}?"):
-        raise MedsiloError("the plan is not approved, as you answered; to reject the plan, add --decline")
+        raise MedsiloError(
+            "the plan is not approved, because you did not confirm it; to reject the plan, add --decline"
+        )
 
 
 def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
@@ -317,7 +319,7 @@ def disclosure(
     study = plan_of(found, changes, plan, settings.packages)
     named = study.participation.everyone
     if site and named and site not in named:
-        raise MedsiloError(f"--site {site!r}: the plan names {', '.join(named)}")
+        raise MedsiloError(f"--site {site!r}: the plan names only {', '.join(named)}")
     is_job = found.is_dir()
     policy = Policy.read(folder, scope_of(found) if is_job else None) if folder else Policy()
     signs = KitAtHome.read(kit).files if kit and settings.data and settings.data.data_set else None

@@ -75,7 +75,7 @@ def check_holds_runs(folder: Path) -> None:
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
     if Path.home().resolve().is_relative_to(folder.resolve()):
-        raise MedsiloError(f"{folder} is this account's home, or above it; {remedy}")
+        raise MedsiloError(f"{folder} is this account's home folder, or a folder above it; {remedy}")
     level, left = [folder], MOST_LOOKED_AT
     for _ in range(DEPTH):
         below: list[Path] = []
@@ -90,7 +90,7 @@ def check_holds_runs(folder: Path) -> None:
                 if any(fnmatch(name, pattern) for name in names for pattern in HALF_WRITTEN):
                     return
         level = below
-    raise MedsiloError(f"{folder} holds no runs; {remedy}")
+    raise MedsiloError(f"{folder} contains no runs; {remedy}")
 
 
 def remove(old: Sequence[OldFile]) -> int:

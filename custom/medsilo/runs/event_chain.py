@@ -110,14 +110,16 @@ class EventChain:
         before = None
         for line in lines:
             if before and (line.before != before.hash if line.before else before.before):
-                raise MedsiloError(f"{NAME} was changed: the line of {line.when} does not follow the one before it")
+                raise MedsiloError(
+                    f"{NAME} was changed: the line of {line.when} does not contain the hash of the line before it"
+                )
             before = line
         hashes = [line.hash for line in lines]
         if head.last not in hashes:
-            raise MedsiloError(f"{NAME} was changed: the line that was signed at {moment(head.time)} is not there")
+            raise MedsiloError(f"{NAME} was changed: the line that was signed at {moment(head.time)} is missing")
         set_aside = not lines[hashes.index(head.last)].newest and (self.kit / f"{NAME}.{KEPT}").exists()
         if hashes[0] != head.first and not set_aside:
-            raise MedsiloError(f"{NAME} was changed: its oldest lines, which were signed, are not there")
+            raise MedsiloError(f"{NAME} was changed: its oldest lines, which were signed, are missing")
         return head
 
 

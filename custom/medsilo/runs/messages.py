@@ -314,7 +314,9 @@ class SubgroupScore(MessageFacts):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.score is None) != (self.spread is None) or (self.score is not None and not self.patients):
-            raise ValueError(f"the score of {plain(self.level, 60)} lacks its patients or its spread")
+            raise ValueError(
+                f"the score of {plain(self.level, 60)} lacks its number of patients or its variance (spread)"
+            )
         return self
 
 

@@ -92,7 +92,7 @@ def _parsed(text: str, where: str) -> Any:
         # read NaN and Infinity as missing values, because some programs write these invalid JSON values
         return _plain(json.loads(text, parse_constant=lambda constant: None))
     except (ValueError, RecursionError) as error:
-        raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
+        raise MedsiloError(f"{where} is not valid JSON: {BROKEN}", str(error)) from None
 
 
 def _plain(value: Any) -> Any:
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
     if not isinstance(content, dict):
-        raise MedsiloError(f"{where} holds no object: {BROKEN}")
+        raise MedsiloError(f"{where} does not contain a JSON object: {BROKEN}")
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -148,7 +148,8 @@ class SiteResult(RecordPart):
     test: dict[str, Figure | None] | None = Field(
         None,
         description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
-        "are `null` if they cover fewer cases than the site's `min_patients_per_metric`. The metric is also `null` if "
+        "are `null` if they cover too few patients (`min_patients_per_metric`). The metric is also `null` "
+        "if "
         "it is undefined, as the AUROC is if all test cases have one class",
     )
     figures: dict[str, Number | None] = Field(

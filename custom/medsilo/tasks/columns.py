@@ -280,7 +280,7 @@ def read_columns(path: Path) -> Columns:
     try:
         state = path.stat()
     except OSError as error:
-        raise DataError("the table is not there; correct data.table in the site's medsilo.yaml", str(path)) from error
+        raise DataError("the table does not exist; correct data.table in the site's medsilo.yaml", str(path)) from error
     if state.st_size > MOST_BYTES:
         raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
     return _read(path.resolve(), state.st_size, state.st_mtime_ns)

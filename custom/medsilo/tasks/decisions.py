@@ -31,7 +31,7 @@ class ClassCounts:
             each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
-                raise Refused(f"the site's counts of {name} are not those of {most} test cases")
+                raise Refused(f"the site's counts of {name} are not whole numbers that add up to {most} test cases")
         if RELIABILITY in counts:
             _check_reliability(counts, self.classes)
 
@@ -68,7 +68,7 @@ class ClassCounts:
 def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
     """Raise Refused if a histogram bin's sum of probabilities is impossible for the number of cases in the bin."""
     if CHANCES not in counts:
-        raise Refused(f"the site's counts have {RELIABILITY} and not {CHANCES}")
+        raise Refused(f"the site's counts contain {RELIABILITY}, but not {CHANCES}")
     cases = places_of(counts[CHANCES], classes).sum(1).flatten().tolist()
     for number, (total, count) in enumerate(zip(counts[RELIABILITY], cases, strict=True)):
         low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))

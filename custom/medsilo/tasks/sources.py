@@ -165,8 +165,8 @@ class DataSource(Section):
         closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
-                f"the plan reads column {clash[0]!r}, which holds {', '.join(roles)} here; ask for another plan, or "
-                f"correct data.{key}"
+                f"the plan reads column {clash[0]!r}, which this site reads as {', '.join(roles)}; ask for another "
+                f"plan, or correct data.{key}"
             )
         if len(set(called.values())) < len(called):
             raise DataError(f"data.{key}: two columns of the plan have one name here; give each a name of its own")

@@ -101,7 +101,7 @@ class TableReader:
         try:
             size = path.stat().st_size
         except OSError as error:
-            told = "the table is not there; correct data.table in the site's medsilo.yaml"
+            told = "the table does not exist; correct data.table in the site's medsilo.yaml"
             raise DataError(told, str(path)) from error
         if size > MOST_BYTES:
             raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Said = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="answer to a question")]
 Called = Annotated[
     list[str] | None,
-    typer.Option("--call", metavar="WORD=NAME", help="the name that plans use for a column, level or class"),
+    typer.Option("--call", metavar="WORD=NAME", help="let plans use NAME for the column, level or class WORD"),
 ]
 Subgroups = Annotated[
     list[str] | None,

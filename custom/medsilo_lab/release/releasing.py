@@ -52,7 +52,7 @@ def make(
 
 def test(
     screen: Console,
-    releases: Annotated[list[Path], typer.Argument(help="a release; two releases are compared on the same patients")],
+    releases: Annotated[list[Path], typer.Argument(help="a release, or two releases to compare on the same patients")],
     *,
     data: options.Data = None,
     settings_folder: options.SettingsFolder = None,
@@ -125,8 +125,8 @@ def export(
 ) -> None:
     """Export a run's model or super model as a MONAI Bundle.
 
-    'medsilo docs after/use-a-model' shows how to run the export in MONAI. 'medsilo docs research/nnunet' shows it for
-    nnU-Net.
+    'medsilo docs after/use-a-model' shows how to run the export in MONAI. 'medsilo docs research/nnunet' shows how to
+    use it in nnU-Net.
     """
     screen.note("reading the model")
     from medsilo_lab.deploy.exporter import export as write

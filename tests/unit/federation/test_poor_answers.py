@@ -370,7 +370,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
         ("run fedavg --set training.precision=fp16", ["training.precision", "medsilo.yaml"]),
         ("prune /", ["give the folder of runs"]),
         ("prune ~", ["give the folder of runs"]),
-        ("prune data", ["data holds no runs"]),
+        ("prune data", ["data contains no runs"]),
     ],
 )
 def test_what_is_typed_in_the_first_hour_gets_the_command_that_was_meant(

@@ -872,7 +872,7 @@ STOPS = [
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
     (b"\xff\xfe\x00", "not in UTF-8"),  # truncated UTF-16
-    (None, "the table is not there"),
+    (None, "the table does not exist"),
 ]
 
 

@@ -322,9 +322,9 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert "lacks 1 column of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
     assert "a column that the plan does not read" in words(columns={"patient": "pid", "years": "age"})
-    assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
+    assert "which this site reads as patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
     # column names are compared without regard to upper and lower case
-    assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "PID"})
+    assert "which this site reads as patient, part, site" in words(columns={"patient": "pid", "age": "PID"})
     assert "two columns of one name" in words(columns={"patient": "pid", "age": "SEX"})
     assert "two columns of the plan" in words(columns={"patient": "pid", "age": "sex"})
     assert "not among the plan's labels" in words(label_map={"2": "dead"})

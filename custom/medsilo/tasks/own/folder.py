@@ -220,7 +220,7 @@ class FolderTask(OwnFolder, Classifying):
     @property
     @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
-        """The names of an image's channels; each channel is in a separate file."""
+        """A name for each file of an image: the name of its channel, or one name if a file contains all channels."""
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:

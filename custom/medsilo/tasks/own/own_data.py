@@ -147,7 +147,7 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the image or recording that contains a case, and the index of the case within this image or recording.
+        """Return the image or recording of a case, and the index of the case within it.
 
         Args:
             cases: a part of the site's data
