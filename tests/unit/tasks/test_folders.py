@@ -1064,7 +1064,7 @@ def planned(task: str, **numbers) -> Plan:
 @pytest.mark.parametrize(
     ("task", "numbers", "words"),
     [
-        ("nifti-folder", {"size": [32, 32]}, "give 3: x, y, z"),
+        ("nifti-folder", {"size": [32, 32]}, "give 3, in the order x, y, z"),
         ("nifti-folder", {"dimensions": 2, "size": [32, 32], "target_spacing": [1, 1, 1]}, "give 2 numbers"),
         ("nifti-folder", {"labels": ["a", "a"]}, "name each label once"),
         ("nifti-folder", {"labels": ["background"]}, "the background not at all"),
