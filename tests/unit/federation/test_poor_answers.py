@@ -190,7 +190,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
             "run jobs/fedavg --set task.name=image-folder --set task.kind=classification --set task.labels=[a,b] "
             "--set task.size=[32,32] --set network.name=small-cnn --data table.csv",
             1,
-            ["a file", "give the folder", "data.table"],
+            ["a file", "give the file's folder", "data.table"],
         ),
         ("compare --methods local~fedavg", 1, ["commas", "local,fedavg"]),
         ("init blank.csv", 1, ["no column names", "first line"]),
