@@ -32,9 +32,9 @@ def measure(
     ] = None,
     out: Command.OutFile,
 ) -> int:
-    """Measure a hospital's data for nnU-Net's plans, and write the counts that leave the hospital into a file.
+    """Measure a hospital's data for nnU-Net's plans, and write the counts for the lead into a file.
 
-    The file contains nothing else. 'medsilo docs research/nnunet' explains each number.
+    Only the numbers in this file leave the hospital. 'medsilo docs research/nnunet' explains each of them.
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, files

@@ -132,7 +132,7 @@ def test_nobody_approves_a_script_by_its_plan_alone(
     kit = ["--kit", str(home.folder), "--yes"]
     write_job(tmp_path / "script", parse_plan(scripted))
     assert main(["approve", str(tmp_path / "script"), *kit]) == 1
-    assert "training script, which is not here" in capsys.readouterr().err
+    assert "training script, which this hospital has not stored" in capsys.readouterr().err
     assert not home.approvals.decisions()
     write_job(tmp_path / "code", home.plan)
     (tmp_path / "code/app/custom").mkdir()

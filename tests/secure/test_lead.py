@@ -166,7 +166,7 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path) -> None:
             "no hospital here is called 'hospital-z'; known",
         ),
         (("submit", tmp_path / "job", "--kit", member), "not authorized"),
-        (("submit", tmp_path / "job", "--kit", tmp_path), "the folder is no kit"),
+        (("submit", tmp_path / "job", "--kit", tmp_path), "the folder is not a kit"),
         (("submit", tmp_path / "job", "--kit", kit, "--set", "training.rounds=x"), "training.rounds"),
         (("status", "no-such-job", "--watch", "--kit", kit), "medsilo status"),
         (("cancel", "no-such-job", "--kit", kit), "no-such-job"),

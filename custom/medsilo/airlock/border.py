@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
-The border rebuilds each answer from a few rounded numbers of the script, and from tensors whose names, shapes and types
-follow from the plan. To the script's answer, the hospital's process itself adds the study, package versions, run time,
-memory use and number of cases.
+The border takes only a few numbers from the script, which it rounds, and tensors whose names, shapes and types follow
+from the plan. The hospital's process itself adds the study, package versions, run time, memory use and numbers of
+cases.
 """
 
 import json
@@ -31,20 +31,20 @@ from medsilo.site.settings import SCORE_ROUNDING, DataPart
 
 LEFT = "left.jsonl"  # the file that logs the disclosed bits of each answer
 CASES = "script.json"  # the file that stores the number of cases that the script reported
-HELD = "this hospital held the answer back"  # the only reason that the server receives when a hospital sends no answer
+HELD = "this hospital held the answer back"  # beginning of the message that the server receives in place of an answer
 PROTECTED = "this hospital's update as a whole, and not one patient"
-# number of tensor elements that are processed at once; for more elements, torch would start threads, which waste
-# processor time
+# tensor elements per block; torch starts threads for larger blocks, and these threads would waste processor time
 BLOCK = 1 << 15
-LARGEST_POWER = 309  # exponent of ten: every number in JSON is below 10 to this power
-# Bits that a rejected answer can disclose: 5 bits by one of fewer than 32 reasons, and the bits of the time
+LARGEST_POWER = 309  # finite float64 numbers are below 10 to this power
+# Bits that a rejected answer can disclose: 5 bits in the reason, because there are fewer than 32 reasons, and the bits
+# of its time
 HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
 
 
 class HeldBack(Refused):
-    """The reason why a hospital holds back a script's answer; the public text of the reason goes to the server and
-    never quotes the script.
+    """The hospital does not send a script's answer. The server receives only the error's public text, which never
+    quotes the script.
     """
 
     def __init__(self, what: str, private: str = "") -> None:
@@ -95,9 +95,7 @@ class Border:
         return leaves
 
     def _note(self, leaves: StudyMessage, bits: Mapping[str, int], rho: float | None) -> None:
-        """Record the bits of an answer in the hospital's query budget, and raise Refused if the query budget is
-        spent.
-        """
+        """Record the answer's bits in the hospital's query budget; raise Refused if the budget is spent."""
         self.protection.note_script(leaves, bits, rho)
 
     def _check_numbers(self, asked: Request, groups: Groups) -> None:
@@ -131,7 +129,7 @@ class Border:
                 "classes": dict.fromkeys(PARTS),
             }
         declared = DISCLOSED[asked.task]
-        # an undeclared value is kept, so that the check of the whole answer rejects the answer
+        # undeclared values stay in the answer, so that `accepted` rejects it
         told = {name: value for name, value in facts.items() if name not in declared or declared[name].by_script}
         try:
             counted = self._cases(asked, told)
@@ -184,8 +182,8 @@ class Border:
         return float(f"{score:.{self.own.digits - 1}e}")
 
     def _resolution(self, part: DataPart, counted: Mapping[str, int]) -> Resolution:
-        """The rounding step depends on the number of patients, or, if unknown, on the number of cases that the script
-        reported.
+        """Return the rounding of a score, which depends on the number of patients in the data set. If this number is
+        unknown, use the number of cases that the script reported.
         """
         if not self.protection.on:
             return Resolution()
@@ -196,14 +194,14 @@ class Border:
 
     # ------------------------------------------------------------------ the update
     def _norm(self, groups: Groups, given: Groups) -> float:
-        """Return the L2 norm of the script's tensors minus the server's tensors; where the server sent no tensor,
-        subtract zeros.
+        """Return the L2 norm of the update: the script's tensors minus the server's tensors, or minus zeros if the
+        server sent none.
         """
         return math.hypot(*(_distance(own, before) for _, own, before in _pairs(groups, given)))
 
     @torch.no_grad()
     def _changed(self, groups: Groups, given: Groups, norm: float, ranges: Mapping[str, Ranges]) -> Groups:
-        """As the hospital's settings demand, clip the update, add noise, and round the result, in this order."""
+        """Clip the update, add noise, and round to bfloat16, as far as the hospital's settings demand."""
         own = self.own
         scale = min(1.0, own.clip / norm) if own.clip is not None and norm else 1.0
         changed = {group: dict(tensors) for group, tensors in groups.items()}
@@ -253,22 +251,20 @@ class Border:
 
 
 def bits_of_score(digits: int, resolution: Resolution) -> int:
-    """Return the number of bits that a script can hide in one score that is rounded to the given digits and step.
+    """Return the number of bits that a script can hide in one rounded score.
 
     >>> bits_of_score(3, Resolution()), bits_of_score(3, Resolution(weight=1 / 200, patients=2))
     (21, 16)
     """
     values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
-    # a rounded score has at most 1 / step different values between a power of ten and the next
+    # between two consecutive powers of ten, a rounded score has at most 1 / step different values
     if step := resolution.step(0, 1):
         values, exponents = min(values, round(1 / step)), LARGEST_POWER
     return math.ceil(math.log2(2 * values * exponents + 1))
 
 
 def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
-    """Return the server's tensor in place of a script's integer tensor, because noise can't hide the values of
-    integers.
-    """
+    """Replace a script's integer tensor by the server's, because noise can't hide integers."""
     if tensor.is_floating_point():
         return tensor
     if given is None or given.shape != tensor.shape:

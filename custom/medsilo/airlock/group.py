@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 
 NAME = "medsilo-room"
-KIT = "medsilo-kit"  # name of the subgroup with the kit's own processes
-# Files of a control group: the limit, further settings with their values, and the number of killed processes
+KIT = "medsilo-kit"  # name of the subgroup into which the kit's processes move
+# For versions 1 and 2 of control groups: the file of the limit, further settings, and the file that counts killed
+# processes
 FIRST = "memory.limit_in_bytes", {"memory.memsw.limit_in_bytes": "{most}"}, "memory.oom_control"
 SECOND = "memory.max", {"memory.swap.max": "0", "memory.oom.group": "1"}, "memory.events"
 PATIENCE = 5.0  # seconds until the kernel has ended the processes of a killed sandbox
@@ -44,7 +45,7 @@ class Group:
 
     @classmethod
     def of(cls, most: int) -> "Group | None":
-        """Return a new group, or None if this account may not create groups."""
+        """Return a new control group, or None if this account may not create control groups."""
         for parent in _parents():
             _remove_old(parent)
             with suppress(OSError):
@@ -52,9 +53,9 @@ class Group:
         return None
 
     def takes(self, process: int) -> bool:
-        """Move a process into the group, or remove the group and return False if this account may not move the process.
+        """Move a process into the group, together with all processes that it starts later.
 
-        The group also contains all processes that the moved process starts later.
+        If this account may not move the process, remove the group and return False.
         """
         try:
             (self.folder / "cgroup.procs").write_text(str(process))
@@ -71,7 +72,7 @@ class Group:
         return False
 
     def remove(self) -> None:
-        """Remove the group as soon as the group has no process any more."""
+        """Remove the group once its last process has ended; give up after `PATIENCE` seconds."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             try:
@@ -84,7 +85,7 @@ class Group:
 
 @cache
 def limits_memory() -> bool:
-    """Return True if this account may create groups."""
+    """Return True if this account may create control groups with a memory limit."""
     group = Group.of(1 << 30)
     if group:
         group.remove()
@@ -92,7 +93,7 @@ def limits_memory() -> bool:
 
 
 def _parents() -> Iterator[Path]:
-    """Yield the groups in which this process may be allowed to create a group."""
+    """Yield the control groups in which this process can try to create a subgroup."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, own = line.split(":", 2)
@@ -104,10 +105,10 @@ def _parents() -> Iterator[Path]:
 
 
 def _without_processes(own: Path) -> Iterator[Path]:
-    """Yield groups of the second version that can limit the memory of subgroups, because they have no process.
+    """Yield control groups (version 2) whose subgroups can have memory limits.
 
-    systemd delegates a service's group to the service's account, and starts the service's processes in this group. So
-    this function moves the processes into a subgroup, unless systemd already did so (`DelegateSubgroup`).
+    The kernel allows such limits only if the parent group contains no process. If systemd started the service's
+    processes directly in the service's group, move them into a subgroup first.
 
     Args:
         own: the group of this process
@@ -116,9 +117,10 @@ def _without_processes(own: Path) -> Iterator[Path]:
         with suppress(OSError):
             if "memory" not in (parent / "cgroup.controllers").read_text().split():
                 continue
-            if parent == own and (own / "cgroup.type").exists():  # the root of all groups may have processes
+            # only the root group, which has no such file, may have both processes and limited subgroups
+            if parent == own and (own / "cgroup.type").exists():
                 (own / KIT).mkdir(exist_ok=True)
-                for _ in range(3):  # a process may start another process meanwhile
+                for _ in range(3):  # repeated, because a process may start another process in the meantime
                     for process in (own / "cgroup.procs").read_text().split():
                         with suppress(ProcessLookupError):
                             (own / KIT / "cgroup.procs").write_text(process)
@@ -127,7 +129,7 @@ def _without_processes(own: Path) -> Iterator[Path]:
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove the control groups that processes created which have ended since."""
+    """Remove the control groups of processes that have ended."""
     for folder in parent.glob(f"{NAME}-*"):
         if not Path("/proc", folder.name.split("-")[2]).exists():
             with suppress(OSError):

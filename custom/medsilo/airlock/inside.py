@@ -11,7 +11,7 @@ import struct
 import sys
 
 LIMITS = ("NPROC", "DATA", "FSIZE", "CORE", "NOFILE")
-CREATE, ADD, RESTRICT = 444, 445, 446  # On all processors, Landlock's system calls have the following numbers
+CREATE, ADD, RESTRICT = 444, 445, 446  # numbers of Landlock's system calls, the same on all processors
 ASKS_VERSION, BENEATH = 1, 1
 # For each version of Landlock: the file rights that no earlier version of Landlock controls
 RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}

@@ -2,8 +2,8 @@
 
 In a sandbox, a script can read the operating system, Python's packages, the script's code and the data that the
 hospital names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no
-process outside the sandbox, and gets no environment variables of medsilo's process. The script's standard input is one
-end of a socket pair, because processes that torchrun starts inherit standard input.
+process outside the sandbox, and gets no environment variables of medsilo's process. The script talks to the site over
+its standard input, which is one end of a socket pair. Processes that torchrun starts inherit this standard input.
 """
 
 import os
@@ -30,7 +30,7 @@ APP, WORK, KEPT = Path("/room/app"), Path("/room/work"), Path("/room/kept")
 CODE = APP / "custom"  # the script's code
 OUTPUT = WORK / "medsilo"  # folder in the sandbox for the results of a study
 INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that passes facts about the study to the script
-# user id in the sandbox, which must differ from the user id of the hospital's own account
+# user id in the sandbox; the hospital's own account must not have this id
 USER = 1000 if os.getuid() != 1000 else 1001
 ALONE = (  # bubblewrap's options for each sandbox, with which `ability` tests this machine
     *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
@@ -42,16 +42,17 @@ SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/e
 TOP = ("bin", "sbin", "lib", "lib32", "lib64")
 WRITTEN = {
     "/etc/passwd": f"script:x:{USER}:{USER}::{WORK}:/bin/sh\n".encode(),
-    "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names by which processes in the sandbox find each other
+    # lets processes in the sandbox resolve the host names localhost and room
+    "/etc/hosts": b"127.0.0.1 localhost room\n",
 }
 # Files of the kernel below /proc that a script with root rights could use to change the machine's settings
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
 HIDDEN = (
     *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
-    *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each memory page of the machine
+    *("kpagecount", "kpageflags", "kpagecgroup"),  # these files show the state of each memory page of the machine
 )
 LARGEST_LOG = 16 * MiB  # limit on the logged bytes of a script's output in one study
-LEAST_LOG = MiB // 16  # after the log is full, the number of bytes that each new sandbox may still log
+LEAST_LOG = MiB // 16  # bytes that each new sandbox may log even if the log is full
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -72,13 +73,13 @@ class Script:
 @dataclass(frozen=True)
 class Room:
     program: tuple[str, ...]
-    files: Mapping[Path, Path]  # readable files: each file's path outside the sandbox, mapped to the file's path inside
+    files: Mapping[Path, Path]  # maps the path of each readable file outside the sandbox to its path inside
     settings: RoomSettings
     memory: int  # limit on each process's memory in bytes
     threads: int
     data: tuple[Path, ...] = ()  # read-only paths that are the same inside and outside the sandbox
     private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
-    told: str = ""  # the value that the environment variable INSIDE has in the sandbox
+    told: str = ""  # value of the environment variable INSIDE in the sandbox
 
     def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread, Group | None]:
         """Start the program, and return its process, the thread that logs its output, and its control group (None if
@@ -95,7 +96,8 @@ class Room:
         files = [*written, *([memory_file(program)] if program else [])]
         try:
             walls = self.walls(written, files[-1] if program else None)
-            # bubblewrap reads its arguments from a pipe, since processes in the sandbox can read command lines
+            # bubblewrap's arguments name the hospital's folders, and the sandbox can read command lines, so a pipe
+            # passes them
             reads, gives = os.pipe()
             arguments = os.fdopen(gives, "wb")
             files.append(reads)
@@ -112,8 +114,8 @@ class Room:
             for file in files:
                 os.close(file)
         group = Group.of(self.memory + self.settings.scratch * MiB)
-        # Put bubblewrap into the control group before it reads its arguments: only afterwards does it start processes,
-        # which then belong to the group, too.
+        # bubblewrap starts processes only after it has read its arguments. If it joins the control group before, these
+        # processes belong to the group, too.
         with suppress(BrokenPipeError), arguments:
             if group and not group.takes(process.pid):
                 group = None
@@ -175,7 +177,8 @@ class Room:
             "USER": "script",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": str(CODE),  # a script in a subfolder can import the job's modules, as outside a sandbox
+            # lets a script in a subfolder import the job's modules, as it can outside a sandbox
+            "PYTHONPATH": str(CODE),
             "OMP_NUM_THREADS": str(self.threads),
             INSIDE: self.told,
             **self.settings.variables,
@@ -187,8 +190,8 @@ class Room:
             there = path.resolve()
             if odd := [own for own in self.private if own.resolve().is_relative_to(there)]:
                 raise MedsiloError(
-                    "the airlock would show a training script this hospital's kit or results; name narrower folders "
-                    "in room.reads and data. Python's environment must not contain the kit or results",
+                    "the airlock would show a script this hospital's kit or results; name narrower folders in "
+                    "room.reads and data, and keep both out of Python's environment",
                     private=f"{path} has {odd[0]} in it",
                 )
 
@@ -211,14 +214,14 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
 
 
 def _is_socket(path: Path) -> bool:
-    # if the hospital's account may not enter a folder, the script may not enter the folder either
+    # folders that the hospital's account can't enter are skipped, because the script can't enter them either
     with suppress(OSError):
         return path.is_socket()
     return False
 
 
 def memory_file(content: bytes) -> int:
-    """Return a file descriptor from which a program can read the given content once."""
+    """Return a file descriptor from which a child process can read the given bytes."""
     file = os.memfd_create("medsilo")
     os.write(file, content)
     os.lseek(file, 0, os.SEEK_SET)
@@ -227,8 +230,8 @@ def memory_file(content: bytes) -> int:
 
 @cache
 def environment() -> tuple[Path, ...]:
-    """Return the folders of Python and Python's packages, without folders from environment variables or from the user's
-    home.
+    """Return the folders of Python and its packages. Folders that environment variables such as PYTHONPATH or the
+    user's home add are left out.
     """
     asks = "import sys; print(*sys.path, sys.prefix, sys.base_prefix, sep='\\n')"
     said = subprocess.run([sys.executable, "-I", "-c", asks], capture_output=True, text=True, check=True, env={})
@@ -243,9 +246,7 @@ def environment() -> tuple[Path, ...]:
 
 
 def _write_log(process: subprocess.Popen, file: Path) -> None:
-    """Write a script's output into the hospital's log file, without terminals' control characters and only up to a size
-    limit.
-    """
+    """Write a script's output into the hospital's log file, up to a size limit and without control characters."""
     assert process.stdout
     decoder = getincrementaldecoder("utf-8")("replace")
     with suppress(OSError), file.open("ab", buffering=0) as log:
@@ -270,7 +271,7 @@ class Ability:
 
 @cache
 def ability() -> Ability:
-    """Test this machine's ability to isolate a program, by creating an empty sandbox."""
+    """Test whether this machine can create a sandbox."""
     bwrap = shutil.which(PROGRAM)
     if bwrap is None:
         return Ability(False, (f"bubblewrap is not installed; {REMEDY}",))

@@ -54,7 +54,7 @@ NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # The system calls in this list allocate memory that the kernel counts for no process
+    # These system calls allocate kernel memory that does not count towards any process
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -64,7 +64,7 @@ NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "tee": (276, 77),
     "inotify_init": (253, 26),
     "inotify_init1": (294, 26),
-    "io_setup": (206, 0),  # all processes of the machine share one limit on requests of the system call io_setup
+    "io_setup": (206, 0),  # all processes of the machine share one limit (aio-max-nr), which a script could use up
 }
 # The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a sandbox, IPv4 and IPv6 sockets reach only the
 # loopback interface.
@@ -73,13 +73,13 @@ FAMILIES = (1, 2, 10, 16)
 
 @dataclass(frozen=True)
 class Limited:
-    """A system call that the filter allows or denies depending on the value of one argument."""
+    """A system call that the filter allows only for some values of one argument."""
 
     numbers: tuple[int, int]  # the system call's numbers on x86_64 and on aarch64
     argument: int
     values: tuple[int, ...]
-    # True: the filter allows the system call only if the argument is in `values`.
-    # False: the filter allows the system call only if the argument is not in `values`.
+    # True: the call is allowed only with an argument in `values`. False: the call is allowed only with an argument that
+    # is not in `values`.
     allowed: bool
 
 
@@ -88,20 +88,19 @@ LIMITED = {
     "socketpair": Limited((53, 199), 0, (1,), True),
     # A lease on a file (F_SETLEASE) delays each process outside the sandbox that opens this file for writing.
     "fcntl": Limited((72, 25), 1, (1024,), False),
-    # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, which counts as no process's memory.
+    # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, whose memory does not count towards any process.
     "setsockopt": Limited((54, 208), 2, (7, 8), False),
 }
 X32 = 0x40000000  # on x86_64, this bit marks a system call of the x32 interface
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-# Byte offsets in the kernel's description of a system call: the call's number, the processor architecture, the first
+# Byte offsets in seccomp_data, the kernel's record of a system call: call number, processor architecture, first
 # argument
 NUMBER, ARCHITECTURE, FIRST = 0, 4, 16
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """Return the filter for this machine's processor, or None for a processor whose system calls this module does not
-    list.
+    """Return the filter for this machine's processor, or None if the module lacks this processor's system call numbers.
 
     >>> len(filter_program("x86_64")) % 8
     0
@@ -110,8 +109,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # A line of the filter has an instruction, two numbers of lines to skip (for a true and for a false test), and an
-    # operand. DENY and ALLOW mean a jump to the filter's last two lines.
+    # Each line: an instruction, the lines to skip if its test is true, the lines to skip if it is false, and an
+    # operand. DENY and ALLOW stand for a jump to the last or the second last line of the filter.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]
@@ -129,7 +128,9 @@ def filter_program(machine: str | None = None) -> bytes | None:
 
 
 def _skip(lines: int, left: int) -> int:
-    """Return the number of the filter's lines that a jump skips; ALLOW and DENY jump to the filter's last two lines."""
+    """Return the number of lines that a jump skips: the given number, or, for ALLOW and DENY, up to one of the last two
+    lines.
+    """
     return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 

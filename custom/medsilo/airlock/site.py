@@ -41,7 +41,8 @@ LACKING = "a pre-trained file that the network begins with is not here"
 KILLED = 5.0  # time limit, in seconds, for the operating system to end a sandbox's processes
 MOST_KEPT = 1000  # limit on the number of state files of a site
 MOST_MESSAGES = 10_000  # limit on the messages that a script may send before an answer
-MOST_SOCKETS = 2048  # limit on sockets in a sandbox, since socket buffers of 208 KiB each count as no process's memory
+# limit on sockets in a sandbox; a socket's buffer of 208 KiB does not count towards any process's memory
+MOST_SOCKETS = 2048
 MOST_OPENED = 1 << 17  # limit on open files in a sandbox, since the kernel uses up to 8 KiB for each open file
 PROTOCOLS = ("tcp", "tcp6", "udp", "udp6")
 
@@ -56,7 +57,7 @@ class Denied(Refused):
 
 
 class RoomSite:
-    # kinds of messages from the program in the sandbox after which the site stops waiting for an answer
+    # kinds of messages that end the wait for an answer
     ends_with = {"answer", "lacks"}
     may_keep = MAY_KEEP  # names of state files that the program may store outside the sandbox
     what = "the training script"  # name of the program in error messages
@@ -66,12 +67,12 @@ class RoomSite:
         self.context, self.border = context, border
         border.protection.admit()
         self.process: subprocess.Popen | None = None
-        # the thread that writes the script's output to a file until the last process in the sandbox has ended
+        # thread that writes the script's output to a file until the sandbox's last process ends
         self.writes: Thread
         self.group: Group | None = None
         self.end: End
         self._look: Stop = lambda: None
-        self._began: float | None = None  # time at which the wait for an answer began; None between answers
+        self._began: float | None = None  # when the wait for an answer began; None if no request is pending
         self.most = 0  # peak memory of the sandbox in bytes
         self.over: OverLimit | None = None  # the limit that the sandbox exceeded; cleared when an answer reports it
 
@@ -96,7 +97,8 @@ class RoomSite:
             }
             return self.border.answer(asked, message.groups, head.facts, groups, **measured)
         except WeightsMissing:
-            # Charge the query budget: the error discloses that a file of weights is missing, and when this was noticed.
+            # A report of missing weights also costs query budget, because a script can encode information in it and in
+            # its time.
             self.border.note_failure(asked)
             raise
         except (EOFError, OSError) as error:
@@ -114,8 +116,8 @@ class RoomSite:
             self._began = None
 
     def _listen(self) -> Head:
-        """Return the head (the JSON part) of the script's answer; numbers and files that the script logs before the
-        answer stay at the hospital.
+        """Return the head (the JSON part) of the script's answer. Before the answer, the script may log numbers, which
+        are ignored, and save files, which stay at the hospital.
         """
         for _ in range(MOST_MESSAGES):
             head = self.end.receive()
@@ -128,16 +130,16 @@ class RoomSite:
         raise OverLimit(f"the script sent more than {MOST_MESSAGES} messages for one answer")
 
     def _take(self, head: Head) -> None:
-        """Accept a message with logged numbers, and raise Refused for a message of any other kind."""
+        """Ignore a message with logged numbers, and raise Refused for a message of any other kind."""
         if head.kind != "log":
-            raise Refused("the script sends a request, which only medsilo's own program may send")
+            raise Refused("the script sent a kind of request that only medsilo's own program may send")
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
-        """If no sandbox is running, start a sandbox; raise MedsiloError if this machine can't create sandboxes."""
+        """Start a sandbox if none is running; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
-        # if memory ran out after the last answer, the next answer reports the exceeded limit
+        # if memory ran out after the last answer, report this to the next request
         over = self.process and self._out_of_memory()
         self.close(0)
         if over:
@@ -160,7 +162,7 @@ class RoomSite:
         context, settings = self.context, self.context.settings
         files = self._files()
         for sha256, size in context.plan.network.files.items():
-            # If a network's weight file is missing, the script reports the missing file, and the server sends the file.
+            # Missing weight files are skipped: the script reports them, and the server then sends them.
             with contextlib.suppress(MedsiloError):
                 files[weight_cache.find(sha256, size)] = APP / "config" / sha256
         if context.folder.is_dir():
@@ -181,19 +183,17 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return the files that this program may read in addition to the files that the settings name. In the returned
-        mapping, each key is a file's path outside the sandbox, and the value is the file's path inside.
+        """Map the path outside the sandbox to the path inside for each file that this program may read besides the
+        files in the settings.
         """
         return {}
 
     def _told(self) -> dict[str, Any]:
-        """Return the facts that the program in the sandbox can read from an environment variable when the program
-        starts.
-        """
+        """Return the facts that an environment variable passes to the program in the sandbox."""
         return {"site": self.context.site, "study": self.context.study}
 
     def _begin(self) -> None:
-        """Send the first message to a newly started program."""
+        """Hook for subclasses: send the first message to a newly started program."""
 
     def _watch(self, process: subprocess.Popen, closed: Event) -> None:
         """Measure a sandbox's resources until the sandbox ends, and kill a sandbox that exceeds a limit."""
@@ -216,7 +216,7 @@ class RoomSite:
         with contextlib.suppress(psutil.Error):
             inside = psutil.Process(pid).children(recursive=True)
         taken = Taken(len(inside))
-        # if there are too many processes, measuring each process would only delay killing the sandbox
+        # if there are too many processes, skip the slow measurement, because the sandbox will be killed anyway
         if taken.processes <= room.processes:
             taken = taken_by([Path("/proc", str(process.pid)) for process in inside], most)
         self.most = max(self.most, taken.memory)
@@ -224,7 +224,7 @@ class RoomSite:
             raise OverLimit(f"it took longer than {room.hours:g} hours for an answer (room.hours)")
         if taken.processes > room.processes:
             raise OverLimit(f"it had more than {room.processes} processes and threads (room.processes)")
-        # limit the number of files, because no memory limit counts the kernel's own memory of about 1 KiB per file
+        # each file also takes about 1 KiB of kernel memory, which the memory limit does not count
         if taken.files > room.scratch * 1024:
             raise OverLimit(f"it had more than {room.scratch * 1024} files in its scratch (room.scratch)")
         if taken.sockets > MOST_SOCKETS:
@@ -235,15 +235,15 @@ class RoomSite:
             raise over
 
     def _out_of_memory(self, too_much: bool = False) -> OverLimit | None:
-        """Return the error OverLimit if the kernel killed a process of the sandbox, or if the caller measured too much
-        memory (`too_much`).
+        """Return OverLimit if the kernel killed a process for lack of memory, or if the caller measured too much memory
+        (`too_much`).
         """
         if too_much or (self.group and self.group.has_killed()):
             return OverLimit(f"it took more memory than {self.context.settings.most_memory // MiB} MiB (memory_limit)")
         return None
 
     def _taken_over(self) -> OverLimit:
-        """Return the limit that the sandbox exceeded, and clear the limit, so that only one answer reports it."""
+        """Return the error about the exceeded limit, and forget it, so that only one answer reports it."""
         over, self.over = self.over, None
         assert over is not None
         return over
@@ -319,7 +319,7 @@ class RoomSite:
 
     def _forget(self, names: Any) -> None:
         if not isinstance(names, list) or len(names) > MOST_KEPT:
-            raise Refused("the script's list of files is not a list of names")
+            raise Refused("the script's list of files must be a list of names")
         for name in self._kept():
             if name not in names:
                 (self.context.folder / name).unlink(missing_ok=True)
@@ -357,12 +357,12 @@ def _until(end: float) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """The total resources that all processes in a sandbox use."""
+    """The resources that all processes in a sandbox use together."""
 
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # number of sockets that processes have open or that wait in the queue of another socket
+    sockets: int = 0  # sockets that are open, or that wait in another socket's queue
     opened: int = 0  # open files
 
 
@@ -370,7 +370,7 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
     """Measure the resources of all processes in a sandbox, and let the kernel kill these processes first if memory runs
     out.
 
-    Shared memory is first counted once per process; if the sum exceeds `enough`, the function measures again and counts
+    The fast measurement counts shared memory once per process. If its sum exceeds `enough`, a slower measurement counts
     shared memory only once.
     """
     number = held = files = sockets = opened = queued = 0
@@ -391,8 +391,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
 
 
 def _living(process: Path) -> Path:
-    """Return the folder in /proc of the process; if the process's first thread has ended, return the folder of another
-    thread. After a process's first thread has ended, the kernel shows the process's memory only at other threads.
+    """Return the process's folder in /proc, or a thread's folder if the first thread has ended, because the process's
+    folder then lacks the memory use.
     """
     if "RssAnon" not in _told(process / "status"):
         with contextlib.suppress(OSError):
@@ -401,9 +401,8 @@ def _living(process: Path) -> Path:
 
 
 def _sockets(process: Path) -> tuple[int, int]:
-    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. The
-    number of sockets and the number of bytes are zero if the sandbox's process has ended or has not entered the sandbox
-    yet.
+    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. Both are
+    zero if the process has ended or has not entered the sandbox yet.
     """
     with contextlib.suppress(OSError):
         if (process / "ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:
@@ -415,9 +414,7 @@ def _sockets(process: Path) -> tuple[int, int]:
 
 
 def _told(file: Path) -> dict[str, int]:
-    """Read the numbers in one of the kernel's files about a process. Return an empty result if the process has
-    ended.
-    """
+    """Read the numbers in a file under /proc about a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         pairs = (line.split()[:2] for line in file.read_text(errors="replace").splitlines())
         return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}

@@ -1,9 +1,8 @@
-"""A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
+"""A site that runs medsilo's own training in a sandbox (a room), so that image readers and PyTorch also run inside it.
 
-The program in the sandbox consists of medsilo's participant and the disclosure layer around the participant. The
-hospital's records of patients and counts, its key and its query budget stay outside the sandbox; the program sends
-requests to use them. The process outside the sandbox parses the program's answer into a typed message, and sends only
-this message.
+The sandbox contains medsilo's participant and disclosure layer. The hospital's key, query budget, and records of
+patients and counts stay outside. The program in the sandbox asks the process outside to consult the records and to
+charge the budget. The process outside parses the program's answer into a typed message, and sends only this message.
 """
 
 import json
@@ -44,24 +43,22 @@ Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length
 
 
 class Wish(Section):
-    """A request of a sandbox's program to use the hospital's query budget."""
+    """A request from the program in a sandbox to read or change the hospital's query budget."""
 
     does: Literal["number", "known", "place", "near", "told_once", "note"]
     purpose: Literal["", "split", "truncate"] = ""
-    parts: dict[DataPart, Names] = {}  # the patient identifier of each case, by data part
+    parts: dict[DataPart, Names] = {}  # for each part of the data, the patient of each case
     names: Names = []
     places: dict[str, DataPart] = {}  # the data part to which each patient is assigned
     for_good: bool = False
-    # the numbers that the program in the sandbox wants to disclose about a group of patients
+    # numbers that the program wants to disclose about the patients in `names`
     numbers: dict[str, Any] = {}
-    # The number of answers with scores that the program is about to send, for each data part
+    # for each part of the data, the number of scored answers that the program is about to send
     times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}
 
 
 class Failed(Section):
-    """The reason why the program in a sandbox failed to answer; the hospital does not send this reason to the
-    server.
-    """
+    """A message of the program in a sandbox about why it failed; its text never leaves the hospital."""
 
     text: Annotated[str, Field(max_length=1_000_000)]
     passes: bool
@@ -75,8 +72,7 @@ class StudyBorder(Border):
 
     def __init__(self, context: SiteContext) -> None:
         super().__init__(context)
-        # For each data part, the scored answers to the present request that the program has already charged to the
-        # query budget
+        # scored answers to the current request that the query budget was already charged for, by part of the data
         self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
@@ -86,7 +82,7 @@ class StudyBorder(Border):
         return self.accepted(asked, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
-        """Charge an answer's scores to the query budget unless the program has already charged these scores."""
+        """Charge the query budget for an answer's scores, unless the program has already done so."""
         told = parts_in(leaves).keys() - {part for part, times in self.noted.items() if times}
         self.protection.note(None, **dict.fromkeys(told, 1))
 
@@ -107,7 +103,7 @@ class StudyRoom(RoomSite):
 
     def __init__(self, context: SiteContext) -> None:
         super().__init__(context, StudyBorder(context))
-        self.taken = 0  # total size, in bytes, of the program's requests to charge the query budget
+        self.taken = 0  # total bytes of the program's requests to the query budget
 
     def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         self.border.noted.clear()
@@ -181,14 +177,14 @@ class TrainingDied(Denied, ProcessDied):
 
 
 def room_of(context: SiteContext) -> Callable[[], StudyRoom] | None:
-    """Return a function that creates the isolated process in which a study trains; None if the study is not isolated.
+    """Return a function that creates the study's sandbox, or None if the study trains without a sandbox.
 
     Raises Refused if the hospital demands a sandbox, but the study or the machine does not support sandboxes.
     """
     settings, plan = context.settings, context.plan
     if settings.airlock == "off" or not settings.room.studies:
         return None
-    if is_canary(context.asked):  # a canary study reads no data
+    if is_canary(context.asked):  # a canary study reads no patient data, so it needs no sandbox
         return None
     why = ""
     if promises_privacy(context):

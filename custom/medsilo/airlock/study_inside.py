@@ -43,7 +43,7 @@ class RoomBook(QueryBudget):
     def places(self, data: str, split: int, writes: bool) -> Memory:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             found = draw(self._ask("known", names=[*patients]))
-            # if another study has meanwhile assigned a patient to a data part, the other study's assignment counts
+            # the process outside returns the final assignment: an earlier assignment of a patient by another study wins
             if writes and for_good:
                 return dict(self._ask("place", places=found, for_good=True))
             return found

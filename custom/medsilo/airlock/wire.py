@@ -1,8 +1,8 @@
 """Messages between a sandbox and the site's process over a socket pair: a JSON text, followed by raw numbers.
 
 Neither the sandbox nor the site's process unpickles data. The site's process reads a message's head first, and then
-accepts only tensors of the expected sizes. A sandbox can't fill the memory of the site's process with a tensor, because
-the process accepts only expected sizes.
+accepts only tensors of the expected sizes. Thus a sandbox can't fill the memory of the site's process with a huge
+tensor.
 """
 
 import json

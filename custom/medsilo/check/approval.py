@@ -19,7 +19,7 @@ from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, study_i
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-if TYPE_CHECKING:  # accepting settings needs no training code, whose import is slow
+if TYPE_CHECKING:  # accepting settings does not need the plan's classes, whose import is slow
     from medsilo.plan import Plan
 
 LONGEST_VALUE = 200  # the description of a plan shows at most this many bytes of a value
@@ -47,7 +47,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     accepted = AcceptedSettings(files_of(kit), budget.folder if budget else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    # an empty result of `accept` or `begin` means that the settings promise no protection
+    # `accept` and `begin` return an empty result if the settings promise no protection
     elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
@@ -102,8 +102,8 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return the reason why a plan could not run even with an approval that has the given limits. Return "" if the plan
-    could run.
+    """Return the reason why a plan could not run here even if it were approved with the given limits, or "" if it could
+    run.
     """
     named = plan.participation.everyone
     if named and home.kit.name not in named:
@@ -200,7 +200,7 @@ def _other(old: Any, new: Any) -> str:
 
 
 def _list_changes(old: list[Any], new: list[Any]) -> Iterator[str]:
-    """Yield a text for each item that was added to a list, removed from the list, or changed."""
+    """Yield texts about the items that were added to a list, removed from it, or changed."""
     then, now = ({_name(one): one for one in several} for several in (old, new))
     for told, names in (("now also", now.keys() - then.keys()), ("no longer", then.keys() - now.keys())):
         if names:

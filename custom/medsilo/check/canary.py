@@ -32,9 +32,7 @@ GIB = 1 << 30
 
 
 class Canary(Layer):
-    """A channel layer that asks hospitals for their readiness for a study, and that measures the speed of the
-    hospitals' connections.
-    """
+    """A layer that lets each hospital report its readiness, and that measures the speed of connections."""
 
     name: Literal["canary"] = "canary"
 
@@ -68,11 +66,11 @@ class ReadySite:
 
 
 class LineMeter:
-    """A channel that adds random bytes to a request that delivers the model, and measures the speed of the transfer."""
+    """Measures the speed of a connection by adding random bytes to the request that delivers the model."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner = inner
-        # random bytes, because a network can't compress random bytes
+        # random, so that no network component can compress them
         self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
@@ -87,7 +85,7 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                # the server has not checked this value's type, so the value may have any type
+                # this value has not been checked yet, so it may have any type
                 worked = reply.facts.get("seconds")
                 took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
@@ -130,7 +128,7 @@ def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "n
     try:
         settings.data.check_folder()
         paths = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
-        # a pipe would block the process that opens the pipe
+        # reading a pipe would block this process
         with next(path for path in paths if path.is_file()).open("rb") as first:
             return "readable" if first.read(1) else "not readable"
     except (MedsiloError, OSError, StopIteration):

@@ -14,7 +14,7 @@ from medsilo.site.approvals import Decision
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-MOST_COMPARED = 5000  # the review shows a file with more lines than this number whole, without differences
+MOST_COMPARED = 5000  # for files with more lines than this, the review shows the whole file instead of the differences
 BINARY = "(no text: a person cannot read it here)"
 UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
 RIGHTS = {  # rights of a job's code, by the setting `airlock`
@@ -42,9 +42,7 @@ class FileReview:
 
 
 def review(code: JobCode, before: JobCode | None = None) -> list[FileReview]:
-    """Return every file of a job's code, and every file of the earlier approved code `before` that the job's code no
-    longer has.
-    """
+    """Return all files of a job's code, and also the files that only the earlier approved code `before` contains."""
     return list(_files(code, before))
 
 

@@ -16,12 +16,12 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.site_data import SiteData, labels_of, patients_of
 from medsilo.tasks.survey import Survey
 
-# the text for a count that must not leave the hospital, and the text for a count of unread data
+# Texts in place of a count: too small to be shown, and of data that were not read
 SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
 SMALL = 10  # for fewer patients than this number, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
-COARSE = 0.1  # with a wider rounding step, a score does not show which of two models is better
+COARSE = 0.1  # with a wider rounding step than this, scores are too coarse to compare models
 FREQUENT = "; the score leaves with task.score=accuracy, which hides a rare class"
 FINER = {AUROC: "; task.score=balanced_accuracy has steps half as wide"}
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
@@ -39,7 +39,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         told += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, told, remedy, problem.private)
-    # with faulty data, the check can't judge the class balance and the number of cases
+    # class balance and numbers of cases mean little if the data are faulty
     if not survey.parts or not survey.usable:
         return
     if plan.task.goal.classifies:
@@ -157,7 +157,9 @@ def _note(least: int) -> str:
 
 
 def _of_all(count: int, survey: Survey, least: int) -> Cell:
-    """Show the count of a problem's cases or patients, unless the count or the count of all others is small."""
+    """Show the number of cases or patients with a problem, unless this number or the number without the problem is
+    small.
+    """
     parts = survey.parts.values()
     wholes = sum(part.cases for part in parts), sum(part.patients for part in parts)
     return SUPPRESSED if any(0 < whole - count < least for whole in wholes) else _shown(count, least)
@@ -168,11 +170,11 @@ def _shown(count: int, least: int) -> Cell:
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """Count the cases with a structure, the cases annotated as being without this structure, and the cases that were
+    """Count the cases with a structure, the cases in which annotators found no such structure, and the cases that were
     not annotated.
 
-    If one of the counts of cases is suppressed, the function returns only bounds, because exact sums would disclose the
-    suppressed count.
+    If the count of one part of the data is suppressed, return only bounds, because exact sums would disclose this
+    count.
     """
     cases = sum(part.cases for part in survey.parts.values())
     if name in survey.absent:
@@ -196,8 +198,8 @@ def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
-    """Suppress small counts; if only one count is small, suppress a second count, because a known sum would disclose a
-    single suppressed count.
+    """Suppress small counts. If only one count is small, also suppress the next smallest, because the known sum would
+    disclose the small count.
     """
     hidden = [0 < count < least for count in counts]
     shown: list[Cell] = [f"fewer than {least}" if small else count for count, small in zip(counts, hidden, strict=True)]

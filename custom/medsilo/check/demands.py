@@ -37,7 +37,7 @@ CHECKS = {
 def source_of(
     plan: Plan, settings: SiteSettings, budget: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
 ) -> DataSource | None:
-    """Return a site's data source, with the data split into training, validation and test as in a study.
+    """Return a site's data source with the split into training, validation and test that a study would use.
 
     A hospital splits its patients at random once, and reuses that split in all studies. If one person owns all sites,
     as in 'medsilo run', the plan defines the split.
@@ -79,8 +79,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, budget: QueryBudget | Non
 
 
 def _budget(plan: Plan, settings: SiteSettings, budget: QueryBudget) -> Iterator[Finding]:
-    """Compare a plan's number of scored answers with a new lead's quota, and with the remaining quota of the lead who
-    has used most.
+    """Stop a plan that asks for more scored answers than a new lead may have. If only the lead with the fewest answers
+    left may not run it, yield a note.
     """
     used = budget.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
@@ -144,8 +144,8 @@ def privacy_findings(
 
 
 def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
-    """Explain whether a hospital's minimum numbers of patients still apply if a plan adds noise for differential
-    privacy.
+    """Explain why the hospital's minimum numbers of patients still apply although the plan adds noise; None if they
+    don't apply.
     """
     if plan.privacy is None or not settings.protects(plan.task.synthetic):
         return None
@@ -166,7 +166,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
 
 
 def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
-    """Return each output of a plan with its protection and its privacy cost."""
+    """For each output of a plan, return a text about its protection and its privacy cost."""
     phases = [stretch.phase for stretch in plan.course.stretches()]
     once = {group.name for phase in phases if phase.releases for group in phase.sent}
     prices = {}

@@ -48,7 +48,7 @@ REMEDIES = "What can be done about each: medsilo.yaml, privacy.json, resources.j
 
 @dataclass(frozen=True)
 class Leak:
-    """A group of tensors that a site sends in each round from `first` to `last`."""
+    """A group of tensors that a site sends in every round from round `first` to round `last`."""
 
     first: int
     last: int
@@ -80,7 +80,7 @@ def leaks(plan: Plan) -> list[Leak]:
 
 
 def leaving(algorithm: Algorithm) -> str:
-    """Return the titles of the groups of tensors that sites send if the method has its default options."""
+    """Return the titles of the tensor groups that sites send if the method's options have their default values."""
     if algorithm.pooled:
         return "all data are pooled"
     sent = (group for stretch in algorithm.course(Training()).stretches() for group in stretch.phase.sent)
@@ -192,7 +192,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _with_every_answer() -> list[str]:
     common = [own for name, own in DISCLOSED["join"].items() if name in SiteAnswer.model_fields]
-    # numbers come before versions and hashes
+    # list numbers before versions and hashes
     return [own.words for own in sorted(common, key=lambda own: own.form == "other") if own.words]
 
 

@@ -67,9 +67,7 @@ class KitAtHome:
         return plan
 
     def code_of(self, asked: AskingPlan | None) -> PlanCode:
-        """Return the packages that run a submitted plan; if no plan is given, return all packages that may run
-        plans.
-        """
+        """Return the packages that a submitted plan uses, or, without a plan, all packages that a plan may use here."""
         if asked:
             return self.plan_of(asked).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))
@@ -77,7 +75,7 @@ class KitAtHome:
 
 
 def attached() -> set[str]:
-    """Return the names of the installed medsilo packages that run in every study: ALWAYS, and packages whose entry
+    """Return the installed medsilo packages that run in every study: the packages in `ALWAYS`, and those whose entry
     points extend the engine.
     """
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)

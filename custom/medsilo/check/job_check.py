@@ -1,7 +1,6 @@
-"""Check whether a site can join a job: the check covers policies, data, quotas and privacy, and rehearses with a few
-batches.
+"""Check whether a site can join a job: its policies, data, quotas and privacy, and a rehearsal with a few batches.
 
-When a program imports this module, PyTorch and medsilo's training code are imported, too.
+This module imports PyTorch and medsilo's training code, so import it only when a job is checked.
 """
 
 from collections.abc import Callable, Iterator
@@ -105,7 +104,8 @@ def _look_at_data(
         return
     compute = settings.compute()
     there = (visit.free_memory or free_memory)(compute)
-    # the isolated process needs about as much memory as the process that runs this check, so subtract this memory
+    # part of the isolated process's memory limit goes to Python and the libraries, which need about as much memory as
+    # this process has
     if settings.isolated and compute.device.type == "cpu":
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):

@@ -52,7 +52,7 @@ class Kit:
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # in messages, the name of the party that listens at `host` and `port`
+    meets: str = "the server"  # how messages name the party that listens at `host` and `port`
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
@@ -67,7 +67,7 @@ def read_kit(kit: Path, wanted: str = "") -> Kit:
     path = next((path for path in (startup / f"{name}.json" for name in PARTIES) if path.is_file()), None)
     if path is None:
         names = ", ".join(f"{name}.json" for name in PARTIES)
-        raise MedsiloError(f"the folder is no kit: its startup/ has none of {names}", str(kit))
+        raise MedsiloError(f"the folder is not a kit: its startup/ contains none of {names}", str(kit))
     if wanted not in ("", PARTIES[path.stem]):
         raise MedsiloError(f"this kit belongs to a {PARTIES[path.stem]}; give the kit of a {wanted}", str(kit))
     try:
@@ -243,7 +243,7 @@ def trouble(kit: Kit) -> str | None:
         line = process.info["cmdline"] or ()
         if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
             continue
-        # psutil raises an error for a process of another account, and for a process that has ended
+        # psutil can't read processes of other accounts, or processes that have ended
         with suppress(psutil.Error, OSError):
             if not any(Path(process.cwd(), word).resolve() == home for word in line):
                 continue
@@ -254,7 +254,7 @@ def trouble(kit: Kit) -> str | None:
 
 
 def processes_of(kit: Path) -> "Iterator[psutil.Process]":
-    """Yield the processes on this machine whose command lines name a kit's folder, without the present process."""
+    """Yield the other processes on this machine whose command lines name the kit's folder."""
     import psutil
 
     named = str(kit.resolve())

@@ -72,9 +72,7 @@ def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -
 
 
 def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]:
-    """Yield a finding if the output folder lies in the folder of the data set or in the folder of the data set's
-    files.
-    """
+    """Yield a finding if results would be written into a folder of the data, where they could be mistaken for data."""
     source, output = settings.data, settings.studies_in(local.parent) if local else settings.output
     folders = [source.folder, source.data_set or source.folder] if source else []
     if output and any(output.resolve().is_relative_to(folder.resolve()) for folder in folders):
@@ -106,7 +104,7 @@ def check_memory(plan: "Plan", free: int) -> Finding | None:
 
 
 def check_device(settings: SiteSettings) -> Iterator[Finding]:
-    """Check that the settings' device and precision exist on this machine.
+    """Check that this machine has the device, and supports the precision, that the settings name.
 
     PyTorch is imported only if the machine may have a GPU, because importing PyTorch takes a second.
     """
@@ -149,9 +147,7 @@ def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def without_walls(settings: SiteSettings) -> str:
-    """If the hospital wants an airlock that this machine can't provide, return the reason; otherwise return an empty
-    text.
-    """
+    """Return the reason why this machine can't make the airlock that the hospital wants, or "" if it can."""
     from medsilo.airlock.room import ability
 
     if settings.airlock != "wanted" or ability().works:

@@ -1,4 +1,4 @@
-"""Describe a hospital's data set and its acceptance to everybody who reads a plan at this hospital."""
+"""Describe a hospital's data set, and who accepted it, for persons at this hospital who decide about a plan."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ CHECKS = {WHERE: "Somebody accepted the data set, whose files have not changed s
 
 
 def data_set_words(settings: SiteSettings, kit: KitFiles | None = None) -> list[tuple[str, str]]:
-    """Describe a hospital's data set and its acceptance, as pairs of a heading and a text; empty without a data set."""
+    """Return pairs of a heading and a text about a hospital's data set and its acceptance; empty without a data set."""
     folder = settings.data.data_set if settings.data else None
     if folder is None:
         return []
@@ -37,7 +37,7 @@ def data_set_findings(
 ) -> Iterator[Finding]:
     """Check that a person accepted the data set, and that the data set's files have not changed since the acceptance.
 
-    If the hospital has no data set, a finding explains how to make a data set.
+    If the data have no data set yet, a finding explains how to make one.
     """
     source = settings.data
     if source is None or settings.public_data:
@@ -48,7 +48,7 @@ def data_set_findings(
             yield Finding(WHERE, "stops" if is_read else "note", told, MAKE)
         return
     own = DataSet.read(source.data_set)
-    if not of_kit and not (source.data_set / ACCEPTED).exists():  # if there is no kit, a data set needs no acceptance
+    if not of_kit and not (source.data_set / ACCEPTED).exists():  # without a kit, acceptance is optional
         yield Finding(WHERE, "note", f"nobody has accepted data set {own.name}, which a kit needs", ACCEPT)
         return
     given = check_accepted(source.data_set, _key(kit))

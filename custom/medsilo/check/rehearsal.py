@@ -82,10 +82,10 @@ BATCHES = 4
 
 
 class _Rehearsing(Participant):
-    """A site that trains on a few batches as in a study, but that does not save or send any results."""
+    """A site that trains on a few batches, without saving or sending results."""
 
     def passes(self, phase: Phase, number: int, cases: int) -> float:
-        """Measure the seconds of training on a number of cases."""
+        """Return the seconds that training on the first `cases` cases takes."""
         self.trainer.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
         phase.train_round(self.trainer.train_context(SHUFFLE, number, lambda: None))
@@ -93,14 +93,14 @@ class _Rehearsing(Participant):
         return time.monotonic() - started
 
     def looks(self, cases: int) -> float:
-        """Measure the seconds of validation on a number of cases."""
+        """Return the seconds that validation on the first `cases` cases takes."""
         started = time.monotonic()
         self.evaluation.evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.state.model)
         self._wait()
         return time.monotonic() - started
 
     def enters(self, phase: Phase) -> None:
-        """Load the initial tensors that the server would send in the study's first round."""
+        """Load the tensors that the server would send first in this phase."""
         self.state.take_over(views(phase.given, self.context.plan.build_networks()), phase, self.codec.keeps_at_home)
 
     def _wait(self) -> None:
@@ -113,13 +113,12 @@ def rehearse(
 ) -> list[Rehearsal]:
     """Train on a few batches in each training phase of a plan, and raise any error of the training.
 
-    The rehearsal's networks have the same initial weights as the study's networks. In the rehearsal, tensors that a
-    site would receive in later rounds keep their initial values.
+    The networks keep the study's initial weights, because a rehearsal receives no tensors from a server.
     """
-    # the rehearsal must neither charge the query budget nor need an approval
+    # a rehearsal sends no answers, so it needs no approval, and its query budget is temporary
     settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})
     place = SiteContext(plan, site, sites, settings, folder)
-    parts_of(place, data)  # this call raises each error that the site would report before the first round
+    parts_of(place, data)  # raises the errors that a study would raise before its first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried: dict[str, Rehearsal] = {}
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
@@ -137,7 +136,7 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
     one, several = min(size, cases), min(BATCHES * size, cases)
     with site.state.compute.reproducible(site.context.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
-        # the measured time excludes the first batch, because preparations delay the first batch
+        # the first batch is slow, so it is not measured
         site.passes(phase, number, one)
         batch = site.passes(phase, number, several) / steps_in(several, size)
         checked = min(len(site.data.validation), 4 * site.context.plan.task.evaluation_batch)  # type: ignore[arg-type]
@@ -145,14 +144,14 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
     parameters = [own for module in site.state.modules.values() for own in module.parameters()]
     gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
     weights, _ = weights_of(site.context.plan)
-    taken = weights + max(peak[0], gradients)  # the measured peak does not include the weights of the networks
+    taken = weights + max(peak[0], gradients)  # the networks existed before the measurement, so add their weights
     return Rehearsal(phase.name, rounds, batch, evaluation, taken)
 
 
 @contextmanager
 def _peak(compute: Compute) -> Iterator[list[int]]:
-    """Measure the peak of the memory that a `with` block adds, and append the bytes to the yielded list when the block
-    ends.
+    """Measure the peak of the memory that a `with` block adds; when the block ends, the yielded list contains the
+    bytes.
     """
     found = [0]
     if compute.device.type == "cuda":

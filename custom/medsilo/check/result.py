@@ -1,7 +1,7 @@
 """Define findings and reports of a check. Findings and reports contain no patient data, so people may mail them.
 
-Each module of this package that yields findings describes them, by topic, in its `CHECKS`. The documentation shows
-these descriptions in a table.
+Each module of this package that yields findings describes them in its dictionary `CHECKS`, by topic. A table of the
+documentation contains these descriptions.
 """
 
 import traceback
@@ -36,7 +36,7 @@ def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """The texts of a finding contain no paths, file names or patients, except in `private`."""
+    """A result of a check. Only `private` may contain paths, file names or patients."""
 
     where: str
     severity: Severity
@@ -77,7 +77,7 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     # predicted seconds of a round, for each training phase that was rehearsed
     seconds: list[float] = field(default_factory=list)
-    whole: bool = True  # False if no job was given, so that the data were not checked
+    whole: bool = True  # False if no job was given, because the data are then unchecked
 
     @property
     def go(self) -> bool:
@@ -98,7 +98,7 @@ class Report:
         return f"NO-GO: {stops} must be settled first ({notes})"
 
     def as_json(self) -> dict[str, Any]:
-        """The number `schema` must be increased when a key of the report changes its meaning."""
+        """Return the report as JSON values. Increase `schema` if a key changes its meaning."""
         return {
             "schema": 1,
             "go": self.go and self.whole,
@@ -140,8 +140,8 @@ class Report:
 
 @contextmanager
 def guarded(where: str, report: Report) -> Iterator[None]:
-    """Convert an error in the `with` block to a finding. The messages of all libraries except medsilo are left out,
-    since these messages may name files.
+    """Convert an error in the `with` block to a finding. For errors of other libraries, leave out the message, because
+    it may name files.
     """
     try:
         yield

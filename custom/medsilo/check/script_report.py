@@ -17,8 +17,8 @@ OUTSIDE = (
 
 
 def most_that_leaves(plan: Plan) -> dict[str, Any]:
-    """Return the number of messages that a site with a training script sends in a study, and the maximum bits of each
-    kind of number.
+    """Return the number of messages of a site with a training script in a study, and the maximum bits of each kind of
+    number.
     """
     stretches = most_bits(plan)
     return {

@@ -52,7 +52,7 @@ class Visit:
     source: DataSource | None = None  # a data source that replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    # a function that returns the device's free memory; None means that the check measures the free memory itself
+    # returns the device's free memory; None: the check measures the free memory itself
     free_memory: "Callable[[Compute], int] | None" = None
     accept: bool = False
 
@@ -62,7 +62,7 @@ class Visit:
 
 
 def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Run all checks of a site; if one of the checks fails with an error, the remaining checks still run."""
+    """Run all checks of a site, even after one of them has failed with an error."""
     now = datetime.now(UTC)
     code = visit.plan.code if visit.plan else {ENGINE: facts_of(ENGINE)}
     facts = {"site": visit.site, **{name: in_words(own) for name, own in code.items()}}
@@ -117,9 +117,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
 
 
 def _settings(visit: Visit, report: Report) -> SiteSettings:
-    """Read the site's settings; if the settings are unreadable, use the default settings so that the remaining checks
-    still run.
-    """
+    """Read the site's settings. If they are unreadable, use the default settings, so that the other checks can run."""
     settings, found = SiteSettings(), Finding("settings", "ok", f"{FILE_NAME} is well-formed")
     if visit.local is None:
         found = Finding("settings", "note", "the defaults are used", f"give --kit, or --settings with a {FILE_NAME}")

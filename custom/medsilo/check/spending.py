@@ -49,7 +49,7 @@ def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, A
 
 
 def answered(budget: QueryBudget) -> list[dict[str, Any]]:
-    """Return the number of answers that left the hospital in each study; for a training script, also return the maximum
+    """For each study, return the number of answers that left the hospital, and for a training script also the maximum
     bits of its messages.
     """
     return [

@@ -85,9 +85,7 @@ SIMPLE = str.maketrans(
 
 
 def simplified(error: UnicodeError) -> tuple[str, int]:
-    """An error handler for `codecs`. The handler replaces each character that a terminal cannot encode by a similar
-    ASCII character.
-    """
+    """Replace characters that a terminal cannot encode by similar ASCII characters; an error handler for `codecs`."""
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
 
@@ -111,11 +109,11 @@ class OneCommand(TyperCommand):
 class Commands(TyperGroup):
     """A group of commands with a help section for each role, and suggestions for unknown commands."""
 
-    others: Mapping[str, str | None] = {}  # names of the commands of other packages, which are not imported
+    others: Mapping[str, str | None] = {}  # the package of each command whose package is not imported
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the command's parameters, with False in place of the default None, because typer would load pydantic
-        to check None.
+        """Return the parameters with the default False in place of None, because typer would load the slow pydantic to
+        check None.
         """
         params: list[Any] = super().get_params(ctx)
         for param in params:
@@ -126,7 +124,7 @@ class Commands(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the whole first line of every command's help text, which the parent class would shorten."""
+        """List the commands with the full first line of their help texts, which the parent class would shorten."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, own in self.commands.items():
             lines = (own.help or "").splitlines()
@@ -169,14 +167,14 @@ def _medsilo(
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     """Return the commands of the engine and its plug-ins, by the role of their users.
 
-    Commands of packages besides medsilo are imported and returned only if the user wants to run a command of the same
-    name.
+    A plug-in of another package is imported only if its command is `wanted`; without the import, its commands are left
+    out.
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
         asked = name.partition(".")[0] == wanted
         if asked or PLUGGED_IN.package_of(name) is None:
-            # a package that cannot be imported must not stop the commands of other packages
+            # a faulty package must not stop the commands of other packages
             with suppress(*([] if asked else [MedsiloError])):
                 found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
     return {title: sorted(own, key=_rank) for title, own in found.items()}
@@ -216,8 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # if medsilo runs as a program, only this account may read new files
         os.umask(0o077)
-        # this call skips Python's garbage collection at exit, which would take a fifth of the run time of `medsilo
-        # status`
+        # skips Python's garbage collection at exit, which would take a fifth of the time of `medsilo status`
         atexit.register(gc.freeze)
         codecs.register_error("simplified", simplified)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -238,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _by_options(arguments: Sequence[str]) -> list[str]:
-    """In a command line, replace the words `help` and `version` by the options --help and --version."""
+    """Let `medsilo help` and `medsilo version` mean --help and --version."""
     given = list(arguments)
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
@@ -255,7 +252,7 @@ def _meant(given: str, known: Sequence[str]) -> str:
 
 def one_line(error: Any, given: Sequence[str]) -> str:
     ctx = getattr(error, "ctx", None)
-    # If an option has no value, typer's error does not name the command.
+    # if the value of an option is missing, typer's error has no context, and thus no command's name
     where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])
     head = "" if where == "medsilo" else where.removeprefix("medsilo ") + ": "
     text = " ".join(_in_words(error, given).removeprefix("Value error, ").split())
@@ -324,7 +321,7 @@ def _argument_of(ctx: Any, option: str) -> str:
 
 
 def _one_of(ctx: Any) -> str:
-    """Suggest giving the value as an argument, if the command takes exactly one argument."""
+    """If the user gave several values to a command that takes one argument, suggest giving one."""
     taken = _params(ctx, "argument")
     return f"; give one {_name(taken[0])}" if len(taken) == 1 and taken[0].nargs == 1 else ""
 
@@ -360,7 +357,7 @@ def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
-    """If the command can change plans, return the plan's key whose name is most similar to an unknown option."""
+    """If the command has --set, return the plan's key that is most similar to an unknown option."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return None
     from medsilo.cli.plan_keys import keys_of_plans

@@ -22,8 +22,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, ROOT, from_lab
 
 CHECKOUT = PLACE.parent
-# In a wheel, two files contain the compressed documentation pages: the pages for hospitals, and the pages that only
-# medsilo-lab's wheel has.
+# The compressed pages in the wheels: medsilo's pages for hospitals, and the further pages of medsilo-lab.
 PAGES, LAB_PAGES = ROOT / "pages.json.bz2", ROOT / "lab_pages.json.bz2"
 HELP_PAGE = "study/help"  # the first column of the tables on this page contains symptoms
 REFERENCE = "reference/"
@@ -40,7 +39,7 @@ _NO_WORDS = frozenset(  # frequent English words, which a search in the document
         "than that the then there this to use we what when where which who why will with",
     )
 )
-# groups of words that mean the same in questions
+# each text lists words that the search treats as synonyms
 _SYNONYMS = (
     "pick choose chosen select",
     "algorithm method",
@@ -102,7 +101,7 @@ _ANCHOR = re.compile(r'<a name="([^"]+)"></a>')
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 # the beginning of a paragraph, or of an item in a list, that begins in bold
 _IN_BOLD = re.compile(r"^(?=(?:[-*] |\d+\. )?\*\*([^*]+)\*\*)", re.M)
-# the beginning of a paragraph in bold that is no part of a sentence
+# a title in bold before the first sentence of a paragraph
 _TITLE = re.compile(r"^(?:[-*] |\d+\. )?\*\*[^*]+[.?:]\*\*\s+")
 # a line break within a paragraph; code, lists and tables keep their lines
 _WRAPPED = re.compile(r"(?<=[^\s|])\n {0,3}(?=[^\s|#`*<\d-])")
@@ -140,9 +139,7 @@ class Passage:
 
     @cached_property
     def words(self) -> Counter[str]:
-        """Count the words of a documentation passage without the words' endings; each word of the title counts several
-        times.
-        """
+        """Count the stems in the passage; a stem in the title counts several times."""
         words = Counter(words_of(self.text))
         for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
             words[word] += IN_TITLE
@@ -150,7 +147,7 @@ class Passage:
 
     @cached_property
     def heading(self) -> frozenset[str]:
-        """Return the words of the passage's own heading, without the page's title and without the words' endings."""
+        """The stems in the passage's own heading, without the page's title."""
         return frozenset(words_of(self.title.rpartition(": ")[2]))
 
     def is_about(self, message: str) -> bool:
@@ -161,24 +158,24 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without their endings, and the parts of each dotted key; "data set" is one word."""
+    """Yield the stems of a text's words, and of the parts of words such as training.rounds; "data set" is one word."""
     for found in re.findall(r"[\w.-]*\w", text.lower().replace("data set", "dataset")):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
             yield stem(word)
 
 
 def stem(word: str) -> str:
-    """Return a word without its ending: "stopped" becomes "stop", and "normalization" becomes "normalis"."""
+    """Return the stem of a word: "stopped" becomes "stop", and "normalization" becomes "normalis"."""
     return re.sub(r"iz$", "is", re.sub(r"([bdgklmnprt])\1$", r"\1", _ENDINGS.sub("", word)))
 
 
 def slug(heading: str) -> str:
-    """Return the anchor of a heading in the form that GitHub uses."""
+    """Return a heading's anchor as GitHub writes it."""
     return re.sub(r"[^\w\- ]", "", _LINK.sub(r"\1", heading).replace("`", "").strip().lower()).replace(" ", "-")
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield a page's sections, the paragraphs that begin in bold, and the table rows that have an anchor or answer a
+    """Yield a page's sections, its paragraphs that begin in bold, and the table rows that describe a key or answer a
     question.
     """
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
@@ -247,9 +244,7 @@ def pages() -> dict[str, str]:
 
 
 def pages_of(checkout: Path) -> dict[str, str]:
-    """Return the documentation pages in a source checkout: the pages of the folder docs/ and the README about kits. The
-    pages have no comments and pictures.
-    """
+    """Return the pages in a source checkout (docs/ and the README about kits), without comments and pictures."""
     docs, kits = checkout / "docs", checkout / "provisioning/README.md"
     files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in docs.rglob("*.md")}
     if files and kits.is_file():
@@ -259,7 +254,7 @@ def pages_of(checkout: Path) -> dict[str, str]:
 
 
 def unwrapped(text: str) -> str:
-    """Join the lines of each paragraph of a page; pages without line breaks in paragraphs compress better."""
+    """Join the lines of each paragraph, because pages then compress better."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
     parts[::2] = (_WRAPPED.sub(" ", part) for part in parts[::2])
     return "".join(parts)
@@ -292,11 +287,11 @@ def _synonyms() -> dict[str, set[str]]:
 
 
 def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the documentation passages that match the searched words or their synonyms best, one for each place.
+    """Return the passages that match the searched words or their synonyms best, at most one for each anchor.
 
-    The rank of a passage is the product of its BM25 score, its coverage, and the agreement between its heading and the
-    searched words. The coverage is the square root of the fraction of the searched words that the passage contains,
-    weighted by their rarity.
+    A passage's rank is the product of its BM25 score, its coverage of the searched words, and its heading's agreement
+    with these words. The coverage is the square root of the share of words that the passage contains, weighted by their
+    rarity.
     """
     words = {*words_of(wanted)}
     weights = {word: dict.fromkeys(_synonyms().get(word, ()), BY_SYNONYM) | {word: 1.0} for word in words}
@@ -327,15 +322,14 @@ def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
     for one in sorted(scores, key=lambda one: -scores[one]):
         first = best.setdefault(one.place, one)
         if one.is_part and first.text.startswith("**") and not first.is_part:
-            best[one.place] = one  # a list of questions and answers begins with a question that nobody asked
+            # a section of questions and answers begins with another question, so show the matching one
+            best[one.place] = one
     return list(best.values())[:MOST_FOUND]
 
 
 # ---------------------------------------------------------------------------------------------------- for a terminal
 def shown(passage: Passage, width: int) -> str:
-    """Format a passage for a terminal: tables become lists, and a link becomes the name with which `medsilo docs` shows
-    the linked page.
-    """
+    """Format a passage for a terminal: tables become lists, and links become page names for `medsilo docs`."""
     parts = []
     language = "text"
     for number, part in enumerate(re.split(r"^```(.*)(?:\n|\Z)", passage.text, flags=re.M)):
@@ -405,13 +399,16 @@ def docs(
     screen: Console,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORDS", help="a key, command, page, message or any words (default: list all pages)"),
+        typer.Argument(
+            metavar="WORDS",
+            help="words to search for: a key, command, page, message or anything else (default: list all pages)",
+        ),
     ] = None,
 ) -> int | None:
-    """Print the documentation of a key, a command, a message or any words.
+    """Search the documentation for a key, a command, a message or any words.
 
-    The command reads the pages that are installed with medsilo, without a network. Names in brackets refer to other
-    pages.
+    The command works offline, because the pages are installed with medsilo. A name in brackets is another page:
+    'medsilo docs NAME' shows it.
     """
     width = min(WIDEST, shutil.get_terminal_size().columns)
     passages, wanted = all_passages(), " ".join(words or ()).strip()

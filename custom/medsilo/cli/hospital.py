@@ -33,18 +33,20 @@ def check(
     private: Annotated[
         Path,
         option(
-            "FILE", "file for the names of faulty files. Never send this file to anyone", parser=options.output_file
+            "FILE",
+            "output file for the names of faulty files and patients; never send it to anyone",
+            parser=options.output_file,
         ),
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
         bool,
-        typer.Option("--accept", help="accept the present content of the kit's local/ and events.log"),
+        typer.Option("--accept", help="accept the kit's local/ and events.log as they are now"),
     ] = False,
 ) -> int:
-    """At a hospital, before joining: check machine, kit and data for a job.
+    """Check a hospital's machine, kit and data before it joins a study.
 
-    The check sends no data, and you may mail its output (medsilo docs study/join). The exit code is 0 for go, 1 for
-    no-go, and 2 for a wrong command line.
+    The check sends no data. You may mail its output, because it names no patients and no files (medsilo docs
+    study/join). The exit code is 0 if the hospital can join, 1 if it can't, and 2 for a wrong command line.
     """
     import sys
 
@@ -78,16 +80,14 @@ def ledger(
     ] = "show",
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
-    old_kit: Annotated[
-        Path | None, option("KIT", "for accept: the earlier kit, whose key signed the ledger so far")
-    ] = None,
+    old_kit: Annotated[Path | None, option("KIT", "for accept: the previous kit, whose key signed the ledger")] = None,
 ) -> None:
-    """Show the privacy cost of studies for this hospital's patients, and the number of answers that left.
+    """Show the privacy cost of all studies at this hospital, and the number of answers that it sent.
 
-    'ledger show' verifies all lines and signatures of the ledger. Then the command prints the ε of each data set and
-    study, and the number of answers that left. For a training script, it also prints the maximum content of the
-    messages in bits. After a kit was replaced or a copy restored, 'ledger accept' lets the present kit's key sign the
-    ledger.
+    'ledger show' verifies all lines and signatures of the ledger. Then it prints the ε of each data set and study, and
+    the number of answers that this hospital sent. For a training script, it also prints the largest number of bits that
+    the script's messages could contain. After you replace the kit or restore a copy of the ledger, 'ledger accept'
+    signs the ledger with the key of the current kit.
     """
     screen.note("reading the ledger")
     from medsilo.check.hospital_checks import KitAtHome
@@ -100,7 +100,11 @@ def ledger(
     folder = home.budget.folder
     found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
     if not found and action == "accept":
-        raise MedsiloError("this hospital has no ledger yet; the first counted study creates the ledger", str(folder))
+        raise MedsiloError(
+            "this hospital has no ledger yet; it begins with the first study that has differential privacy or a "
+            "training script",
+            str(folder),
+        )
     if not found:
         screen.say("no study has cost anything yet: the ledger begins with the first one that is counted")
     if action == "accept":
@@ -109,7 +113,7 @@ def ledger(
             home.accepted.accept(home.settings)
             screen.say("local/ is accepted as it is now")
         return
-    # computing the privacy cost also verifies each line of the ledger
+    # `spent` also verifies each line of the ledger
     told = [spent(one, home.settings.privacy) for one in found]
     for view in told:
         screen.say(*spending_lines(view))
@@ -138,9 +142,9 @@ def prune(
 ) -> None:
     """List files that old runs no longer need, with sizes and ages; with --yes, remove these files.
 
-    The list has checkpoints of finished studies and incomplete files. In a kit, the list also has folders of jobs, and
-    at the server, jobs that have ended. Models, scores and reports are never removed. Results that a lead has not yet
-    downloaded stay in the folder medsilo/ of the server's kit.
+    The list contains checkpoints of finished studies, and incomplete files. For a kit, it also contains folders of
+    jobs, and for the server's kit, jobs that have ended. The command never removes models, scores and reports. Results
+    that a lead has not yet downloaded stay in the folder medsilo/ of the server's kit.
     """
     screen.note(f"looking through {folder}")
     from medsilo.runs.clean import check_holds_runs, find_old, remove
@@ -170,9 +174,9 @@ def logs(
     ] = None,
     *,
     kit: Annotated[Path, option("KIT", "the kit of a server or of a hospital, on its own machine")],
-    follow: Annotated[bool, typer.Option("--follow", help="also show new lines until Ctrl-C")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="also show new events until Ctrl-C")] = False,
 ) -> None:
-    """Show the events of a server or a hospital: connections, and the beginnings and ends of studies with reasons.
+    """Show the events of a server or a hospital: connections, and why and when studies began and ended.
 
     A line with WARNING needs a person's attention. The command reads the events from the file events.log in the kit.
     """

@@ -38,8 +38,8 @@ def output_file(value: object) -> Path:
 
 
 def _try_to_write(wanted: Path, folder: Path) -> None:
-    """Test write access by creating a temporary file in the nearest existing folder, because permissions alone do not
-    prove write access.
+    """Create and remove a temporary file in the nearest existing folder, because permissions alone do not prove write
+    access.
     """
     place = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
     if not place.is_dir():
@@ -48,14 +48,14 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".medsilo-"):
             pass
     except OSError as error:
-        # In a file system such as /proc, creating a file raises ENOENT.
+        # a file system such as /proc raises ENOENT for every new file
         why = "takes no files" if error.errno == errno.ENOENT else f"reports {os.strerror(error.errno or 0).lower()!r}"
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
 
 
 # ---------------------------------------------------------------------------------------------------- options
 def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
-    """Return an option of the command line that takes a value.
+    """Return a command-line option that takes a value.
 
     Args:
         names: names that differ from the name of the parameter
@@ -69,19 +69,24 @@ def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
 
 
 DEVICES = "auto, cpu, cuda or cuda:<n>"
-SETTINGS_FOLDER = "a folder with a medsilo.yaml, which describes data and labels (medsilo docs start/your-data)"
-SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/<site>/medsilo.yaml applies only to the named site"
+SETTINGS_FOLDER = "a folder with a medsilo.yaml, which describes the data (medsilo docs start/your-data)"
+SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/SITE/medsilo.yaml replaces it for one site"
 DATA = "folder with the sites' data, for tasks that read a data folder"
 
 A_JOB = typer.Argument(
-    help="a job's folder, for example jobs/fedavg, or the name of a job that medsilo includes, for example fedavg",
+    help="a job's folder, such as jobs/fedavg, or the name of a job in medsilo, such as fedavg",
     autocompletion=completion.jobs,
 )
 Job = Annotated[str, A_JOB]
 JobOrNone = Annotated[str | None, A_JOB]
 PlanFile = Annotated[
     Path | None,
-    option("PLAN", "another plan for the job's method, for example jobs/fedavg/plans/nifti-folder.yaml", "--plan"),
+    option(
+        "PLAN",
+        "run the job's method with this plan, such as jobs/fedavg/plans/nifti-folder.yaml, "
+        "instead of the job's own plan",
+        "--plan",
+    ),
 ]
 Changes = Annotated[
     list[str],
@@ -108,7 +113,7 @@ Engine = Annotated[
 ]
 OWN_KIT = "your own kit, from the consortium's lead"
 Kit = Annotated[Path, option("KIT", OWN_KIT)]
-SITES_KIT = "this site's kit, with its settings, certificates and network"
+SITES_KIT = "this site's kit: the folder with startup/ and local/"
 SiteKit = Annotated[Path | None, option("KIT", SITES_KIT, "--kit")]
 Threads = Annotated[
     int | None, option("N", "number of sites that train at once (default: as many as memory allows)", min=1)
@@ -119,14 +124,16 @@ Data = Annotated[Path | None, option("FOLDER", DATA)]
 DataOfRun = Annotated[Path | None, option("FOLDER", f"{DATA} (default: the run's folder)")]
 SettingsFolder = Annotated[Path | None, option("FOLDER", SETTINGS_FOLDER, "--settings")]
 SettingsOfSites = Annotated[Path | None, option("FOLDER", SETTINGS_OF_SITES, "--settings")]
-Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
-ModelOf = Annotated[str, option("SITE", "use the run's model of this hospital, not the shared model", "--site")]
+Model = Annotated[Path, typer.Argument(help="a run folder, or the folder of a super model")]
+ModelOf = Annotated[
+    str, option("SITE", "use this hospital's personal model in the run, not the shared model", "--site")
+]
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'medsilo submit' printed")]
 
 
 def check_changes(changes: list[str], job: Path | str | None = None, plan: Path | None = None, **sections: Any) -> None:
-    """If --set names a key that the plan does not have, raise an error; the function does not load PyTorch."""
+    """Raise an error if --set names a key that the plan does not have, without loading PyTorch."""
     if changes:
         from medsilo.cli.plan_keys import as_written, check_keys
 
@@ -134,7 +141,7 @@ def check_changes(changes: list[str], job: Path | str | None = None, plan: Path 
 
 
 def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | None:
-    """Return the folder of settings that --settings or --kit names, and raise a MedsiloError if the folder does not
+    """Return the folder with medsilo.yaml: --settings, or local/ in --kit. Raise MedsiloError if the folder does not
     exist.
     """
     if folder and kit:
@@ -146,14 +153,14 @@ def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | N
 
 
 def folder_of_site(folder: Path | None, site: str) -> Path | None:
-    """Return the subfolder with a site's settings, or the common folder if the site has no subfolder."""
+    """Return the subfolder with a site's own settings, or the common folder if the site has none."""
     from medsilo.site.settings import FILE_NAME
 
     return folder / site if folder and (folder / site / FILE_NAME).is_file() else folder
 
 
 def settings_of_owner(*given: Any) -> "SiteSettings":
-    """Return the same settings as `settings_of`, plus all permissions that a person who owns all sites can give."""
+    """Return the settings of `settings_of`, with all permissions that a person who owns all sites can give."""
     from medsilo.site.settings import ALL_MINE
 
     return settings_of(*given, **ALL_MINE)
@@ -166,9 +173,9 @@ def settings_of(
     before: "SiteSettings | None" = None,
     **more: Any,
 ) -> "SiteSettings":
-    """Return a site's settings after applying the changes that the command line gives.
+    """Return the settings for a command that runs on this machine only, with the values of its options.
 
-    The settings are for work on this machine only, which therefore needs no approval by the hospital.
+    Such work sends nothing, so the hospital need not approve its plan.
 
     Args:
         device: the device of the command line
@@ -184,16 +191,19 @@ def settings_of(
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        settings.compute()  # raise an error if this machine lacks the device that the settings name
+        settings.compute()  # raises an error if this machine lacks the device
     return settings
 
 
 Live = Annotated[
-    bool, typer.Option("--live", help="serve a web page on this machine with curves, rounds and a stop button")
+    bool,
+    typer.Option(
+        "--live", help="serve a web page on this machine that shows curves and rounds, and that can stop the run"
+    ),
 ]
 TensorBoard = Annotated[
     bool,
-    typer.Option("--tensorboard", help="write event files with scores and losses for TensorBoard into each run folder"),
+    typer.Option("--tensorboard", help="write scores and losses for TensorBoard into each run folder"),
 ]
 
 

@@ -16,13 +16,13 @@ SETTINGS = "medsilo.site.settings:SiteSettings"
 
 
 def keys_of_plans() -> dict[str, list[str]]:
-    """Return the keys that every plan may have; if a section is given, also return the keys within the section."""
+    """Return the keys of every plan, each with the keys below it; sections that depend on a plan have none."""
     plan = keys_in_source(PLAN_CLASS)
     return {key: [*(within.keys if (within := plan.below([key])) else ())] for key in plan.keys} if plan else {}
 
 
 def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
-    """Return the values of a plan without checking them; return no values if the plan cannot be read."""
+    """Return the unchecked values of a plan; empty if the plan cannot be read."""
     own, other = _values_of(job), _values_of(plan)
     return {**other, "algorithm": own.get("algorithm")} if plan else own
 
@@ -46,7 +46,7 @@ def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
         section, _, last = key.partition(".")
         if section in TABLES and last == "name":
             names[section] = TABLES[section].spelled(name) or name
-            # after a change of the task, the network is unknown, because the default network depends on the task
+            # the default network depends on the task, so a new task makes the network unknown
             names |= {"network": ""} if section == "task" else {}
     if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
         raise PlanError("; ".join(wrong))
@@ -70,10 +70,9 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
 
 
 def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
-    """If the path contains an unknown key, return the keys that are valid instead, and the position of the unknown key,
-    counted from 1.
+    """Return the valid keys at the place of the path's first unknown key, and the key's position, counted from 1.
 
-    The returned position is 0 if no key of the path is known to be invalid.
+    The position is 0 if the path contains no unknown key.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -94,6 +93,6 @@ def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    # keys_in_source returns None for a network that wraps another network; this network's keys are left out
+    # networks that wrap another network have no fixed keys (None), so they are left out
     known = [keys_in_source(table.written_in(name)) for name in table.ours]
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

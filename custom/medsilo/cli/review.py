@@ -33,12 +33,11 @@ SAID = {
     "bytes": "bytes a round",
     "work": "extra work",
 }
-# Plug-ins that serve a hospital's web page; each plug-in is a function that takes a kit and a port, and returns a
-# server.
+# Plug-ins for a hospital's web page: functions that take a kit and a port, and return a server
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
 INDENT = " " * 14  # indentation of the lines below a plan's hash in the list of plans
-QUOTED = "    | "  # prefix that distinguishes lines of a job's code from medsilo's output
+QUOTED = "    | "  # prefix of printed code, so that nobody mistakes it for medsilo's output
 
 
 def lasting(value: object) -> int:
@@ -67,22 +66,24 @@ def approve(
     ] = None,
     rounds: Annotated[
         int | None,
-        option("N", "answer at most N rounds of this plan, over all its studies", min=1),
+        option("N", "answer at most N rounds of this plan, counted over all its studies", min=1),
     ] = None,
-    sites: Annotated[str, option("SITE,SITE", "only these hospitals may take part")] = "",
-    decline: Annotated[bool, typer.Option("--decline", help="reject the plan, or withdraw its approval")] = False,
+    sites: Annotated[str, option("SITE,SITE", "approve the plan only if no other hospitals take part")] = "",
+    decline: Annotated[
+        bool, typer.Option("--decline", help="reject the plan, or withdraw an earlier approval")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="approve without asking")] = False,
-    by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
+    by: Annotated[str, option("NAME", "name of the person who decides (default: this account's name)")] = "",
 ) -> None:
-    """At a hospital: approve or decline a plan, or list the submitted plans.
+    """Approve or decline a plan at a hospital, or list the submitted plans.
 
     With 'approval: required' in medsilo.yaml, a plan and its job's code run only after this hospital has approved them.
-    The kit's key signs each decision, and the last decision about a plan counts. Without PLAN, the command lists the
-    plans that wait for a decision, and all decisions.
+    The kit's key signs each decision, and only the last decision about a plan counts. Without PLAN, the command lists
+    all submitted plans and all decisions.
 
-    With PLAN, the command shows the plan, the data that would leave, and every file of a job's code. Then the command
-    asks before it approves; without a terminal, the option --yes is necessary. --decline rejects a plan or withdraws
-    its approval, and the study stops here before its next answer leaves. Data that have left cannot be taken back.
+    With PLAN, the command shows the plan, what would leave this hospital, and every file of the job's code. Then it
+    asks whether to approve; scripts without a terminal must add --yes. --decline rejects a plan or withdraws its
+    approval: this hospital then sends no further answer, but answers that it has already sent can't be recalled.
     """
     options.check_changes(changes, hash)
     from medsilo.site.approvals import ApprovalLimits
@@ -90,7 +91,7 @@ def approve(
     if hash is not None:
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
-            raise MedsiloError("a declined plan has no limits; omit --decline or the limits")
+            raise MedsiloError("limits are only for approved plans; omit --decline or the limits")
         _decide(screen, "declined" if decline else "approved", kit, hash, by, limits, changes, yes)
     elif decline:
         raise MedsiloError("no plan was given; give a job or the beginning of a plan's hash")
@@ -130,9 +131,10 @@ def page(
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     port: Annotated[int, option("PORT", "port of the page; 0: any free port", min=0, max=65_535)] = 0,
 ) -> None:
-    """At a hospital: serve the hospital's web page, to read plans, decide about plans, and watch studies.
+    """Serve a hospital's web page, on which its staff read plans, decide about them, and watch studies.
 
-    The page runs on this machine, and its address can be opened once. Ctrl-C stops the page, but no study.
+    The page is visible on this machine only, and its address can be opened only once. Ctrl-C stops the page; studies
+    continue.
     """
     screen.in_lines = True
     if SITE_PAGE not in PAGES:
@@ -165,7 +167,7 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked, job_code = _meant(home, given, changes)
-    if asked and verdict == "approved":  # a person can decline a plan even if the plan is unreadable
+    if asked and verdict == "approved":  # an unreadable plan can be declined, but not approved
         from medsilo.check.approval import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
         from medsilo.check.own_data_set import data_set_words
@@ -174,7 +176,8 @@ def _decide(
         plan = home.plan_of(asked)
         if plan.task.scripted and job_code is None:
             raise MedsiloError(
-                "this plan needs a training script, which is not here; give the job's folder instead of the hash"
+                "this plan needs a training script, which this hospital has not stored; give the job's folder instead "
+                "of the hash"
             )
         if why := never_runs(home, plan, limits, asked.sites):
             raise MedsiloError(f"this plan could never run here: {why}; the plan is not approved")
@@ -187,7 +190,7 @@ def _decide(
     if verdict == "approved" and not yes:
         _ask(screen, meant, asked is not None, job_code)
     if asked and given.strip(HEXADECIMAL):
-        # the hospital stores an approved plan even if nobody has submitted the plan yet
+        # store a plan from a folder, because nobody may have submitted it yet
         home.approvals.keep(asked, job_code)
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
@@ -204,9 +207,7 @@ def _decide(
 
 
 def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
-    """Yield the changes of a plan since the last approved plan of the same study; yield nothing if no such plan was
-    approved.
-    """
+    """Yield the differences of a plan from the last approved plan of the same study, if there is one."""
     from medsilo.check.approval import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 
@@ -235,13 +236,13 @@ def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> Non
     what = f"plan {plan[:12]}" if shown else f"plan {plan[:12]}, which is not here to read"
     what += f" with code {code.hash[:12]}" if code else ""
     if not typer.confirm(f"Approve {what}?"):
-        raise MedsiloError("the plan is not approved, as you answered; to reject the plan, add --decline")
+        raise MedsiloError(
+            "the plan is not approved, because you did not confirm it; to reject the plan, add --decline"
+        )
 
 
 def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
-    """Return the hash of the plan that the user named. If the hospital has stored the plan that the user named, also
-    return the plan and the plan's code.
-    """
+    """Return the hash of the plan that the user named, and, if they are known here, the plan and its code."""
     import time
 
     from medsilo.flare.job_source import find_job
@@ -260,7 +261,7 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
     if changes:
         raise MedsiloError("--set cannot change a plan that is given by its hash; give the job's folder, or omit --set")
     meant, found = given.lower(), home.approvals.asked(given.lower())
-    if len(meant) == 64 and not found:  # the command accepts a full hash even if nobody has submitted the plan
+    if len(meant) == 64 and not found:  # a full hash needs no submitted plan
         return meant, None, None
     if len(meant) < 8 or len(found) != 1:
         raise MedsiloError(
@@ -293,8 +294,8 @@ def disclosure(
 ) -> None:
     """Print the disclosure report of a job before it runs, or of a finished run.
 
-    The disclosure report lists every group of tensors with its bytes, and every number that a site sends.
-    'medsilo docs trust/privacy' explains medsilo's privacy promises.
+    The disclosure report lists everything that a site sends: each group of tensors with its bytes, and each number.
+    'medsilo docs trust/privacy' explains what medsilo promises about privacy.
     """
     options.check_changes(changes, job, plan)
     folder = options.folder_of_settings(local, kit)
@@ -318,7 +319,7 @@ def disclosure(
     study = plan_of(found, changes, plan, settings.packages)
     named = study.participation.everyone
     if site and named and site not in named:
-        raise MedsiloError(f"--site {site!r}: the plan names {', '.join(named)}")
+        raise MedsiloError(f"--site {site!r}: the plan names only {', '.join(named)}")
     is_job = found.is_dir()
     policy = Policy.read(folder, scope_of(found) if is_job else None) if folder else Policy()
     signs = KitAtHome.read(kit).files if kit and settings.data and settings.data.data_set else None
@@ -333,15 +334,13 @@ def list_(
     screen: Console,
     method: Annotated[
         str | None,
-        typer.Argument(
-            metavar="METHOD", help="show the idea, keys and cost of one method", autocompletion=completion.methods
-        ),
+        typer.Argument(metavar="METHOD", help="the method to explain", autocompletion=completion.methods),
     ] = None,
 ) -> None:
-    """List the methods and the tasks; for each method, show when to try it, and the tensors that leave a hospital.
+    """List the tasks and the methods; for each method, show when to try it, and which tensors leave a hospital.
 
-    A plan names its method as algorithm.name and its task as task.name. With METHOD, the command shows the idea of this
-    method, when to try it, its keys, and its cost.
+    A plan names its method under the key algorithm.name, and its task under task.name. With METHOD, the command
+    explains this method: its idea, when to try it, its keys, and its cost.
     """
     if method:
         screen.note("loading the method")

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the program medsilo. A Python function defines the command.
+    """A command of the program medsilo.
 
-    The function's name is the command's name, its parameters are the options, and its docstring is the help text.
+    A Python function defines it: the function's name becomes the command's name, its parameters become the options, and
+    its docstring becomes the help text.
 
     >>> from medsilo.extend import Command, Console
     >>> def count(screen: Console, number: int = 3) -> None:
@@ -47,15 +48,13 @@ class Command:
     'auto'
     """
 
-    # The type of a command's parameter `out`: the path of a writable output file, which the user gives with the option
-    # -o.
+    # the type of a parameter `out` for a writable output file (option --out or -o)
     OutFile = Annotated[Path, options.OUT_FILE]
 
-    # the function that runs the command: its first parameter is a Console, and it returns a nonzero code after a
-    # failure
+    # the command's function: its first parameter is a Console; it returns a nonzero code after a failure
     does: Callable[..., int | None]
     example: str  # command-line arguments of an example
-    people: str  # heading in the help, which names the role of the command's users
+    people: str  # heading in the help: the role of the command's users
     of: str = ""  # the group of commands to which the command belongs
 
     @property
@@ -86,18 +85,19 @@ def tint(text: str, style: str, stream: Any) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if shows else text
 
 
-MOST_SILENCE = 4.5  # a running command is silent for at most 4.5 seconds, since the documentation promises at most five
+# seconds without output after which progress is reported; the documentation promises at most five seconds
+MOST_SILENCE = 4.5
 LOOK = 0.2  # seconds between checks whether to report progress
 STOPPED = "stopped"
 AsJson = Annotated[
-    bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
+    bool, typer.Option("--json", help="print JSON for programs on stdout, and text for people on stderr")
 ]
 Does = Callable[..., int | None]
 Progress = Callable[[], str]
 
 
 class Console:
-    """The output of one command; if `as_json` is set, the command writes only JSON to stdout.
+    """Prints the output of one command; with `as_json`, only JSON goes to stdout.
 
     >>> screen = Console()
     >>> screen.say("model: 3 of 4")
@@ -117,7 +117,7 @@ class Console:
         self.as_json = as_json
         self.in_lines = False  # whether to write one JSON line per event
         self.document: Any = {}
-        self.goes_on = ""  # the end of an error message, which explains how to continue interrupted work
+        self.goes_on = ""  # end of the message after Ctrl-C, which explains how to continue
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # a function that prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
@@ -143,12 +143,12 @@ class Console:
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
-        """Announce the beginning of some work, and report progress every few seconds until the caller calls `end`."""
+        """Announce the command's next step, and report progress every few seconds until `end` is called."""
         self.say(what)
         self.doing(what)
 
     def doing(self, what: str | Progress, aside: bool = False) -> None:
-        """Set the description of the present work, for progress reports.
+        """Set the text that progress reports show about the current work.
 
         Args:
             what: a text, or a function that returns a text
@@ -179,18 +179,18 @@ class Console:
         print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
-        """Print the command's present work, but only if stderr is a terminal."""
+        """Print the command's current step to stderr, but only on a terminal."""
         if sys.stderr.isatty():
             self.aside(f"{line} ...")
             self.doing(line, aside=True)
 
     def aside(self, line: str) -> None:
-        """Print a line about the present work to stderr."""
+        """Print a line of progress to stderr."""
         print(printable(line), file=sys.stderr, flush=True)
         self._said = time.monotonic()
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """If the command writes JSON lines, print an event as a JSON line.
+        """Print an event as a JSON line, but only for commands that print JSON lines.
 
         Args:
             kind: name of the event
@@ -205,8 +205,8 @@ class Console:
 
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show a study's rounds and the progress between rounds; the caller passes each round's record to the yielded
-        function.
+        """Show a study's rounds, and the progress between rounds. Call the yielded function with the record of each
+        round.
         """
 
         def on_round(record: Any) -> None:
@@ -219,8 +219,8 @@ class Console:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
-        """Show the name and duration of some work; the caller can add details by passing a function to the yielded
-        function.
+        """Show what the command does and for how long. Call the yielded function with a function that returns further
+        details.
         """
         more: list[Progress] = [lambda: ""]
         started = time.monotonic()
@@ -234,8 +234,8 @@ class Console:
 
     @contextmanager
     def _watching(self, words: Progress) -> Iterator[None]:
-        """Show progress below a command's output on a terminal; without a terminal, report progress after some seconds
-        without output.
+        """Show progress below the output on a terminal. Elsewhere, print a progress line after some seconds without
+        output.
         """
         self.doing(words)
         if not self.watched:
@@ -260,7 +260,7 @@ class Console:
         return code
 
     def close(self, code: int) -> int:
-        """Print the command's JSON document if the user wants JSON, and return the exit code."""
+        """Print the command's JSON document if --json is given, and return the exit code."""
         if self.as_json and self.in_lines:
             self.event("outcome", {"code": code, **self.document})
         elif self.as_json:

@@ -19,9 +19,10 @@ DAY = 86_400.0
 OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
-# Every folder of a run or comparison contains at least one file or folder with one of these names.
+# Folders of runs and comparisons contain at least one of these names
 OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
-DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, and number of entries
+# Limits on the search for runs: levels of subfolders, and number of files and folders
+DEPTH, MOST_LOOKED_AT = 4, 20_000
 # temporary names of unfinished files
 HALF_WRITTEN = (".*.part", ".part-*")
 
@@ -31,14 +32,12 @@ class OldFile:
     path: Path
     bytes: int
     why: str
-    days: float  # number of days since the file, or the last changed file of the folder, was changed
-    stays: str = ""  # name of the one file in the folder that is not deleted with the other files
+    days: float  # days since the file, or the newest file in the folder, was changed
+    stays: str = ""  # name of the file that stays when the rest of the folder is deleted
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "OldFile":
-        """Describe a file or a folder by its size and age. For a folder, the size and age of all files in the folder
-        count; symbolic links are not followed.
-        """
+        """Return the size and age of a file, or of a folder with all its files; symbolic links are not followed."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
@@ -56,10 +55,10 @@ class OldFile:
 
 
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[OldFile]:
-    """Return old incomplete files, and old saved states of ended studies.
+    """Return incomplete files, and saved states of finished studies, that are at least `days` old.
 
-    The function never returns models, scores or reports. Files of an unfinished run are returned only if the run's
-    folder has been unchanged for several days.
+    The function never returns models, scores or reports. It returns the saved states of an unfinished run only if the
+    run's folder has not changed for `unfinished` days.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
@@ -67,16 +66,16 @@ def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
 
 def check_holds_runs(folder: Path) -> None:
-    """Raise MedsiloError if a folder contains no runs, because a search through a large folder could take minutes.
+    """Raise MedsiloError unless a folder contains runs or comparisons, because searching any large folder could take
+    minutes.
 
-    The folder to search must contain runs, comparisons or kits. The account's home directory and the parent folders of
-    the home directory are rejected.
+    The account's home folder, and the folders above it, are rejected, too.
     """
     remedy = "give the folder of runs, such as runs, or a kit"
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
     if Path.home().resolve().is_relative_to(folder.resolve()):
-        raise MedsiloError(f"{folder} is this account's home, or above it; {remedy}")
+        raise MedsiloError(f"{folder} is this account's home folder, or a folder above it; {remedy}")
     level, left = [folder], MOST_LOOKED_AT
     for _ in range(DEPTH):
         below: list[Path] = []
@@ -91,7 +90,7 @@ def check_holds_runs(folder: Path) -> None:
                 if any(fnmatch(name, pattern) for name in names for pattern in HALF_WRITTEN):
                     return
         level = below
-    raise MedsiloError(f"{folder} holds no runs; {remedy}")
+    raise MedsiloError(f"{folder} contains no runs; {remedy}")
 
 
 def remove(old: Sequence[OldFile]) -> int:
@@ -137,9 +136,7 @@ def is_left(run: Path, days: float) -> bool:
 
 
 def _has_ended(site: Path) -> bool:
-    """Return True if a study has ended at a site, because the run has a final summary or because the hospital has
-    tested the model.
-    """
+    """Return True if a study has ended at a site: the run is finished, or a hospital has tested the model."""
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
         return is_finished(run)
@@ -149,5 +146,5 @@ def _has_ended(site: Path) -> bool:
 def is_finished(run: Path) -> bool:
     try:
         return read_summary(run).finished
-    except MedsiloError:  # a run whose summary is missing or damaged is not removable
+    except MedsiloError:  # a run with a missing or damaged summary counts as unfinished
         return False

@@ -1,7 +1,7 @@
 """Declare each value that leaves a hospital in an answer to the server.
 
-The declaration is part of the type of the value's field in an answer (messages.py). A class of answers with an
-undeclared field can't be imported. The following modules read the declaration:
+The declaration is part of the field's type in the answer's class (messages.py). If a field lacks a declaration, the
+import of messages.py fails. The following modules read the declaration:
 
     federation/disclosure.py    rounds a mean
     federation/private_site.py  computes the privacy charge
@@ -37,10 +37,10 @@ class Disclosed:
             that the hospital adds to the answer of the training process. `other`: a value that is not computed from
             patients' data, or that medsilo alone writes
         words: the value's name in the disclosure report; "" if the report describes the value in a line of its own
-        of: the cases from which the value is computed. A hospital's settings declare these numbers public, or the plan
-            adds noise, or the value stays under differential privacy
-        between: the smallest and the largest value of one case that a mean takes into account; None for a score, which
-            has the range of the task's metric
+        of: the cases from which the value is computed. Under differential privacy, the value leaves only if the
+            hospital declares these numbers public, or if the plan adds noise to them
+        between: the range to which a mean clips the value of each case; None for a score, which has the range of the
+            task's metric
         by_script: whether a training script may write the value; the hospital replaces or removes all other values
         private: whether the value may leave in a study that promises differential privacy
     """
@@ -54,18 +54,16 @@ class Disclosed:
 
     def __post_init__(self) -> None:
         if self.form == "mean" and (not self.words or self.of in (None, "counts")):
-            raise TypeError("a mean needs words for the disclosure report, and the part of the data of its cases")
+            raise TypeError("a mean needs words for the disclosure report, and the part of the data (of)")
 
     @property
     def part(self) -> DataPart | None:
-        """The part of the data from which a score, a loss or a count over cases is computed."""
+        """The part of the data from which a score, loss or count is computed."""
         return None if self.of == "counts" else self.of
 
 
 def declarations(kind: type[BaseModel]) -> dict[str, Disclosed]:
-    """Return the declaration of each field of a class of answers; a field without a declaration inherits it from the
-    base class.
-    """
+    """Return the declaration of each field of an answer's class; a redefined field may inherit its declaration."""
     return {name: _declared(kind, name) for name in kind.model_fields}
 
 

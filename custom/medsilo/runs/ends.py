@@ -12,7 +12,7 @@ class End:
 
     words: str
     passes: bool = False
-    needs_somebody: bool = True  # whether somebody must act, provided that the study is not restarted automatically
+    needs_somebody: bool = True  # whether somebody must act, unless medsilo restarts the study automatically
 
 
 ENDS = {

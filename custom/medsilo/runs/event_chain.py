@@ -1,8 +1,8 @@
 """Sign and verify a kit's events.log, in which each line contains the hash of the previous line.
 
-A key of the kit signs the hash of the log's last line. Changes, removals, additions and swaps of lines are detected in
-all lines before the last signature. Two changes are not detected: removing lines after the last signature, and changes
-by somebody who has the key.
+A key of the kit signs the hash of the log's last line. Therefore, `EventChain.check` detects if somebody later changed,
+removed, added or swapped lines before the signed line. It does not detect that lines after the last signature were
+removed, and it can't detect changes by somebody who has the key.
 """
 
 import os
@@ -37,7 +37,7 @@ class _Head(Section):
 @dataclass(frozen=True)
 class _Line:
     text: bytes
-    newest: bool  # whether the line is in the present log file, and not in a rotated log file
+    newest: bool  # False if the line is in a rotated log file
 
     @property
     def hash(self) -> str:
@@ -57,10 +57,10 @@ class _Line:
 class EventChain:
     def __init__(self, kit: KitFiles) -> None:
         self.kit, self.head, self._key = kit.kit, kit.kit / HEAD, kit
-        # Time of this process's last signature, and the hash of the log file's first line at that time.
+        # When this process last signed the log, and the hash of the log file's first line at that time
         self._signed: tuple[float, str] | None = None
-        # True for a log that was never signed. If the lines of a log have hashes, but the file of the signature is
-        # missing, somebody removed this file.
+        # True if the log has neither hashes nor a signature yet; hashes without a signature mean that somebody removed
+        # it
         self._begins = not self.head.exists() and not any(line.before for line in _lines(self.kit))
 
     def check(self) -> str:
@@ -72,14 +72,14 @@ class EventChain:
         return f"events.log is whole; its lines up to {moment(head.time)} are signed" if head else ""
 
     def sign(self, accept: bool = False) -> None:
-        """Sign the log. Raises MedsiloError if signed lines were changed, but `accept` is not true."""
+        """Sign the log. Raises MedsiloError if signed lines were changed, unless `accept` is true."""
         with alone(self.kit):
             lines = _lines(self.kit)
             if not (accept or self._begins):
                 self._checked(lines)
             if not lines:
                 return
-            # the file is synced to disk, because signed lines must survive a power failure
+            # sync the log to disk first, because signed lines must survive a power failure
             for path in filter(Path.exists, files(self.kit)):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -89,17 +89,13 @@ class EventChain:
         self._signed, self._begins = (time.monotonic(), begin), False
 
     def sign_in_time(self) -> None:
-        """Sign the log once an hour, and after each rotation of the log file, which may have deleted the last signed
-        line.
-        """
+        """Sign the log once an hour, and after each rotation, because a rotation may delete signed lines."""
         then, first = self._signed or (-EVERY, "")
         if time.monotonic() - then >= EVERY or _begin(self.kit) not in ("", first):
             self.sign()
 
     def _checked(self, lines: list[_Line]) -> _Head | None:
-        """Check the given lines, and return the content of the file with the last signature, or None for a log without
-        hashes.
-        """
+        """Raise MedsiloError if signed lines were changed. Return the signed head, or None for a log without hashes."""
         if not self.head.exists():
             if any(line.before for line in lines):
                 raise MedsiloError(f"{NAME} is not signed: {HEAD} is missing")
@@ -114,14 +110,16 @@ class EventChain:
         before = None
         for line in lines:
             if before and (line.before != before.hash if line.before else before.before):
-                raise MedsiloError(f"{NAME} was changed: the line of {line.when} does not follow the one before it")
+                raise MedsiloError(
+                    f"{NAME} was changed: the line of {line.when} does not contain the hash of the line before it"
+                )
             before = line
         hashes = [line.hash for line in lines]
         if head.last not in hashes:
-            raise MedsiloError(f"{NAME} was changed: the line that was signed at {moment(head.time)} is not there")
+            raise MedsiloError(f"{NAME} was changed: the line that was signed at {moment(head.time)} is missing")
         set_aside = not lines[hashes.index(head.last)].newest and (self.kit / f"{NAME}.{KEPT}").exists()
         if hashes[0] != head.first and not set_aside:
-            raise MedsiloError(f"{NAME} was changed: its oldest lines, which were signed, are not there")
+            raise MedsiloError(f"{NAME} was changed: its oldest lines, which were signed, are missing")
         return head
 
 

@@ -11,7 +11,7 @@ from medsilo.core.text import plain
 from medsilo.runs.events import COLUMNS, NAME, files
 
 POLL = 0.5  # seconds between two checks for new lines
-# events that say that a job is running, or that a job has ended
+# kinds of events: a job is running, and a job has ended
 RUNNING, LAST = ("began", "resumed"), ("ended", "failed")
 
 
@@ -28,15 +28,15 @@ def read(kit: Path, of: str = "") -> Iterator[str]:
 
 
 def fates(kit: Path) -> dict[str, str]:
-    """Return the last event about the beginning or end of each job."""
+    """Return, for each job, whether it last began, resumed, ended or failed."""
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[2] in RUNNING + LAST)
     return {columns[5]: columns[2] for columns in found}
 
 
 def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
-    """Return the type of each job's last event, and whether somebody must act on the event.
+    """For each job, return the kind of its last event, and whether somebody must act on it.
 
-    A job's last event may say that the job's study waits for an automatic restart.
+    The kind "waits" means that medsilo will restart the job's study automatically.
     """
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[3] == "-")
     return {
@@ -63,7 +63,7 @@ def is_of(line: str, of: str) -> bool:
 
 
 def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
-    """Yield each new line of a kit's log soon after another process has written the line; this iterator never ends.
+    """Yield each new line of a kit's log, at most half a second after it was written; the iterator never ends.
 
     Args:
         after: an earlier line, after which all existing lines are yielded first
@@ -72,11 +72,11 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    # the lines after the line `after`; the following loop must not yield these lines a second time
+    # the loop below must not yield these lines a second time
     missed = [] if after is None else since(kit, after)
     yield from (line for line in missed if is_of(line, of))
     while True:
-        # Find a new log file before reading the old file's last lines, so that no line of a rotated file is lost.
+        # look for a new log file before reading the last lines of the previous file, so that a rotation loses no lines
         new = _other(path, file)
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
@@ -99,7 +99,7 @@ def since(kit: Path, line: str) -> list[str]:
 
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
-    """If the log file was rotated or truncated, open the file again; otherwise, return None."""
+    """Open the log file if `file` is not, or no longer, the current log; otherwise return None."""
     with suppress(OSError):  # the log file is missing, or another process is rotating it
         now = path.stat()
         if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):

@@ -28,22 +28,21 @@ from medsilo.core.text import counted, plain
 NAME = "events.log"
 REPEATED = ".events.repeated.json"  # name of the kit's file that counts repeated rejections
 COLUMNS = 7  # number of columns of a line, not counting the hash
-LARGEST, KEPT = 1 << 20, 4  # bytes at which the log file is rotated, and number of rotated files that are kept
+LARGEST, KEPT = 1 << 20, 4  # size in bytes at which the log is rotated, and number of rotated files
 WAIT = 5.0  # seconds to wait for the lock of the log file
-TEXT = 500  # limit on the bytes of the reason of a rejection
-NOT_APPROVED = "has not approved"  # text in the reason of a rejection if a hospital has not decided about a plan
+TEXT = 500  # limit on the bytes of an event's text
+NOT_APPROVED = "has not approved"  # appears in the reason if a hospital rejects a plan that it has not approved
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
-# seconds after which a repeated rejection of a party gets its own line in the log, as if it were the party's first
-# rejection
+# after this many seconds, a repeated rejection counts as new, so that it gets its own line in the log
 AGAIN = 3600.0
-# number of seconds after which a party's count of repeated rejections is first logged; the number doubles with each
-# such line, up to AGAIN
+# seconds until a party's count of repeated rejections is first logged; the time doubles with each such line, up to
+# AGAIN
 OFTEN = 60.0
-# limits on the number of kinds of rejections that are counted for a party, and on the number of parties
+# Limits on the kinds of rejections of a party that get their own lines, and on the number of counted parties
 MOST_KINDS, MOST_PARTIES = 20, 50
-OTHERS = "others"  # if there are too many parties, all further parties are counted under this name
+OTHERS = "others"  # further parties are counted together under this name
 LARGEST_COUNTS = 1 << 20  # limit on the bytes of the file of counts
-START = "0" * 64  # stands in the first line of the log; every other line has the hash of the previous line in its place
+START = "0" * 64  # takes the place of the previous line's hash in the first line
 What = Literal[
     "started",
     "joined",
@@ -63,9 +62,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """An event for the log, with the party and the study that the event concerns.
+    """An event for the log.
 
-    If a rejection repeats an earlier rejection, it is only counted, so that no sender can fill the log.
+    Repeated rejections are only counted, so that no sender can fill the log.
 
     Args:
         by: for a rejection, the party whose request was rejected
@@ -87,7 +86,7 @@ class Event:
 
 
 class _Party(Section):
-    """The recent rejections of one party. If a rejection repeats an earlier rejection, it is only counted."""
+    """The recent rejections of one party's requests."""
 
     kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last log line, by kind of rejection
     more: int = Field(0, ge=0)  # number of rejections that are not logged yet
@@ -110,9 +109,7 @@ class _Repeated(Section):
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return an event for each party whose count of repeated rejections must now be logged, and return the new
-        counts.
-        """
+        """Return events for the counts that are due to be logged, and the counts that remain."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:
@@ -125,9 +122,7 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Count a rejection. Return True if the rejection must have its own line in the log, and return the new
-        counts.
-        """
+        """Count a rejection. Return the new counts, and True if the rejection needs its own line in the log."""
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())
@@ -142,9 +137,8 @@ class _Repeated(Section):
 
 
 def write(kit: Path, event: Event) -> None:
-    """Add an event to a kit's events.log and to this process's ordinary log.
-
-    If writing the log file fails, the function raises no error.
+    """Add an event to a kit's events.log and to this process's ordinary log, without raising an error if events.log
+    can't be written.
     """
     level = logging.WARNING if event.needs_somebody else logging.INFO
     LOG.log(level, "%s", " ".join(filter(None, (event.what, event.who and f"{event.who}:", plain(event.text, TEXT)))))
@@ -195,7 +189,8 @@ def hash_of(line: bytes) -> str:
 def whole_lines(content: bytes) -> list[bytes]:
     """Return the complete lines of a log file, without the incomplete line that a crash may leave at the end.
 
-    After a power failure, the beginning of the last line may read as zeros although the end of the line is on disk.
+    Lines with zero bytes at the end are also left out, because a power failure can leave them in place of a line's
+    beginning.
     """
     lines = content.split(b"\n")[:-1]
     while lines and b"\0" in lines[-1]:
@@ -204,7 +199,7 @@ def whole_lines(content: bytes) -> list[bytes]:
 
 
 def _append(kit: Path, line: str) -> None:
-    """Append a line, followed by the hash of the log's last complete line."""
+    """Append a line that ends with the hash of the previous line; rotate the log if it is full."""
     path = kit / NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
     with os.fdopen(descriptor, "rb+") as file:

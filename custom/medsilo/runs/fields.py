@@ -1,6 +1,6 @@
 """Define types of values, and the base class of pydantic models, for the JSON files of a study.
 
-medsilo can read every file that it writes, because writing and reading validate equal ranges.
+medsilo can read every file that it writes, because both writing and reading validate the file against these types.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -10,11 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
-LARGEST = 1e39  # a number that is larger than any float32 number
+LARGEST = 1e39  # limit on numbers; larger than any finite float32 number
 SCRIPT = "script"  # name of the task of a user's training script
 # limit on the absolute value of a training script's metric, because a script's metric need not be between 0 and 1
 FURTHEST = 1e12
-SLACK = 1e-6  # tolerance for a mean of scores that lies outside the range of scores because of rounding errors
+SLACK = 1e-6  # rounding errors can move a mean of scores this far outside the range of scores
 
 Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
 # every JSON parser represents integers up to this limit exactly

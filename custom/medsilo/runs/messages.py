@@ -1,7 +1,8 @@
-"""Define the messages between the server and sites: named groups of tensors, and typed models of all values besides
-tensors.
+"""Define the messages between the server and sites.
 
-No sender is trusted: a typed model validates every message before use, or rejects the message with a one-line reason.
+A message consists of named groups of tensors, and of other values, for which this module defines pydantic models.
+Because no sender is trusted, a model validates the values before use, and rejects invalid values with a one-line
+reason.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ MOST_CASES = 10_000_000  # limit on the number of cases of one site
 MOST_ROUNDS = 10_000_000  # limit on a study's rounds in all phases
 MOST_WARNINGS = 9
 MOST_LOSS = 2.0  # upper bound on the loss of one case in a disclosed mean loss
-# limits on the number of values of an answer, and on the levels of nesting; values that count cases are exempt
+# limits on the number of values in an answer, and on their nesting
 MOST_VALUES, DEEPEST = 10_000, 12
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
@@ -38,13 +39,13 @@ Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 ScoredPart = Literal["validation", "test"]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MOST_HEADS = 8  # limit on the number of ledger heads that the server stores for a hospital
+MOST_HEADS = 8  # the server stores at most this many ledger heads for each hospital
 FILES = "files"  # name of the group of tensors that contains the bytes of a file, such as a file of initial weights
 PIECE = 1 << 20  # bytes of a file in each tensor, because NVFlare's sites accept at most 4 MB over HTTP
 
 
 class MessageFacts(Section):
-    """The base class of typed models for a message's values; values must have exactly the declared types."""
+    """Base class of the models of a message's values; the values must have exactly the declared types."""
 
     model_config = ConfigDict(strict=True)
 
@@ -105,7 +106,7 @@ class Request(MessageFacts):
     train_cases: Annotated[int, Field(ge=1)] | None = None
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
     outcome: dict[str, Any] = {}  # values of the study's outcome, which the method computed at the server
-    # The latest heads of the hospital's privacy ledgers that the server received.
+    # The latest heads of this hospital's privacy ledgers that the server received
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
     # For a study with a training script: for each site, the number of training cases that it reported when joining
     stated: dict[Name, Annotated[int, Field(ge=0, le=MOST_CASES)]] = Field({}, exclude_if=not_)
@@ -125,7 +126,7 @@ class Counted(MessageFacts):
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
-WARNINGS = {  # the texts of warnings that a site may send; a site chooses only the numbers in a text
+WARNINGS = {  # the warnings that a site may send: the site sends the kind and the numbers, and the server has the text
     "state lost": "the site's own state after round {} is not on its disk any more: it went on from {}; look after its "
     "output folder",
     "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",
@@ -140,7 +141,7 @@ WARNINGS = {  # the texts of warnings that a site may send; a site chooses only 
 
 
 class SiteWarning(MessageFacts):
-    """A site's warning to the lead, which consists of a kind and numbers, because no free text leaves a site."""
+    """A site's warning to the lead: only a kind and numbers, because no free text leaves a site."""
 
     kind: Literal[tuple(WARNINGS)]  # type: ignore[valid-type]
     numbers: Annotated[tuple[Number, ...], Field(strict=False, max_length=3)] = ()
@@ -161,14 +162,15 @@ class SiteWarning(MessageFacts):
         return WARNINGS[self.kind].format(*told)
 
 
-PLAIN = Disclosed("other", "")  # a value that neither names nor counts anything of patients
+PLAIN = Disclosed("other", "")  # values that contain no information about patients
 SCORE = Disclosed("mean", "score", of="validation", by_script=True)
 LOSS = Disclosed("mean", "loss", of="validation", between=(0, MOST_LOSS), by_script=True)
-OUTCOME = Disclosed("numbers", "", by_script=True)  # the method describes the outcome in the disclosure report
+# no words, because the method describes its outcome in the disclosure report
+OUTCOME = Disclosed("numbers", "", by_script=True)
 
 
 class SiteAnswer(MessageFacts):
-    """An answer of a site. The type of each value contains the value's declaration (disclosed.py)."""
+    """An answer of a site. The type of each field contains the declaration of the disclosed value (disclosed.py)."""
 
     task: Annotated[Task, PLAIN]
     round: Annotated[int, PLAIN]
@@ -184,7 +186,7 @@ class SiteAnswer(MessageFacts):
     seconds: Annotated[float, Field(ge=0, le=1e9), Disclosed("time", "seconds")]
     memory: Annotated[float, Field(ge=0, le=2**53), Disclosed("time", "the memory that training took")]
     warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS), Disclosed("warnings", "")]
-    # Parts of the data (validation or test) whose scores the site suppresses, or whose scores are undefined.
+    # Parts of the data whose scores the site suppresses, or whose scores are undefined
     suppressed: Annotated[list[ScoredPart], Field(max_length=2), PLAIN]
     # Parts of the data (validation or test) whose scores have noise for differential privacy.
     noisy: Annotated[list[ScoredPart], Field(max_length=2, exclude_if=lambda parts: not parts), PLAIN] = []
@@ -203,8 +205,8 @@ class SiteAnswer(MessageFacts):
 
     @property
     def counted(self) -> Counted:
-        """The totals of patients or of cases; the counts of classes and the counts of decisions add up to these
-        totals.
+        """The totals to which the counts of classes and decisions add up: patients if `by_patient` is true, else
+        cases.
         """
         return self.patients if self.by_patient else self.cases
 
@@ -228,7 +230,7 @@ class Joined(SiteAnswer):
     task: Literal["join"]
     # whether other hospitals may receive this site's personal model
     shares: Annotated[bool, Disclosed("other", "whether this site shares its personal model")]
-    # Versions of software, and type of processor, which can change the last digits of results.
+    # software versions and processor instructions, because they can change the last digits of results
     machine: Annotated[
         dict[Part, Version],
         Field(max_length=10),
@@ -247,8 +249,8 @@ class Joined(SiteAnswer):
     steps: Annotated[dict[ScoredPart, Step], Disclosed("numbers", "the steps of its scores")] = Field(
         {}, exclude_if=not_
     )
-    # Number of cases of each class, by part of the data; None if the task has no classes or the site suppresses these
-    # numbers.
+    # for each part of the data, the number of cases of each class; None without classes, or if the site suppresses the
+    # numbers
     classes: Annotated[
         dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None],
         Disclosed("numbers", "the cases of each class", of="counts"),
@@ -271,13 +273,13 @@ class SecAggAnswer(SiteAnswer):
     """A site's answer to a request of secure aggregation."""
 
     task: SecAggTask
-    # keys and masks; no number about patients
+    # keys and masks, without information about patients
     secagg: Annotated[dict[str, Any], Disclosed("other", "", by_script=True)]
 
 
 class Trained(SiteAnswer):
     task: Literal["round"]
-    # number of cases on which the site trained the tensors of the answer
+    # number of cases on which the site trained in this round
     samples: Annotated[int, Field(ge=1, le=MOST_CASES), Disclosed("count", "", of="counts", by_script=True)]
     train_loss: Annotated[Number | None, replace(LOSS, of="train")]
     validation: Annotated[Number | None, SCORE]  # score of the received model before the site trains it
@@ -312,7 +314,9 @@ class SubgroupScore(MessageFacts):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.score is None) != (self.spread is None) or (self.score is not None and not self.patients):
-            raise ValueError(f"the score of {plain(self.level, 60)} lacks its patients or its spread")
+            raise ValueError(
+                f"the score of {plain(self.level, 60)} lacks its number of patients or its variance (spread)"
+            )
         return self
 
 
@@ -329,8 +333,8 @@ class Tested(SiteAnswer):
         Annotated[float, Field(gt=0, lt=1)] | None,
         Disclosed("threshold", "", of="validation", by_script=True, private=False),
     ] = Field(None, exclude_if=not_)
-    # Score of each level of the subgroups that the hospital's data set declares. A script has no subgroups, so the
-    # server rejects a script's answer with scores of subgroups.
+    # Test score of each level of the subgroups that the hospital's data set declares. The server rejects scores of
+    # subgroups from a script, because a script has no subgroups.
     subgroups: Annotated[
         list[SubgroupScore],
         Field(max_length=MOST_SUBGROUPS * MOST_LEVELS + 1, exclude_if=not_),
@@ -355,10 +359,10 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "test": Tested,
     **dict.fromkeys(LETTERED, SecAggAnswer),
 }
-# The declaration of each value, by the task of the request and by the value's name; and of the values of all answers
+# The declarations of the values in the answer to each task; and the declarations of all values together
 DISCLOSED: Mapping[str, Mapping[str, Disclosed]] = {task: declarations(kind) for task, kind in ANSWERS.items()}
 ALL_DISCLOSED: Mapping[str, Disclosed] = merged(DISCLOSED.values())
-# Names of the values that differ between two runs with the same seed
+# names of the values that differ between two runs with the same seed
 VARYING = frozenset(name for name, own in ALL_DISCLOSED.items() if own.form == "time")
 
 
@@ -373,10 +377,9 @@ HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
-    """Raise Refused if a message's values are not JSON values, are too many, or are nested too deeply.
+    """Raise Refused if a message contains other values than JSON has, too many values, or too deeply nested values.
 
-    The check of a message's values is safe for arbitrary objects, even for objects that can't be compared, sorted or
-    printed.
+    The function accepts any objects, even if they can't be compared, sorted or printed.
     """
     left: list[tuple[Any, str, int]] = [(values, "facts", 0)]
     seen = 0
@@ -402,7 +405,7 @@ def check_values(values: Any, most: int) -> None:
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
-    """Raise Refused if an expected name is missing, or if there is a name that is not expected."""
+    """Raise Refused unless exactly the expected names are given."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,19 +1,18 @@
-"""Find sites whose updates are outliers, and describe each outlier in a sentence.
+"""Find sites whose updates are outliers, and describe each of these sites in a sentence.
 
-Notes about outliers do not change the aggregation.
+The server aggregates the updates of outliers, too.
 
-A site's update is an outlier in a round in each of the following three cases:
+A site's update is an outlier in a round in each of these cases:
 
-- The update points away: while the other sites agree, the cosine of the update to the mean of the other sites' updates
-  is below AWAY.
-- The update is long: its norm is more than LONG times the median norm of the other sites' updates.
-- The update has a large weight: its fraction of the mean exceeds HEAVY, or exceeds MUCH times the median fraction of
-  the other sites.
+- The update points away: the other sites agree, but the cosine between the update and the mean of their updates is
+  below AWAY.
+- The update is long: its norm is more than LONG times the median norm of the other updates.
+- The update has a large weight: its share of the mean exceeds HEAVY, or MUCH times the median share of the other sites.
 
-The comparisons of an update's length and weight are made only if at least two other sites have answered. The other
-sites agree if the mean cosine over pairs of their updates exceeds AGREE + DOUBT / pairs; few pairs make a mean
-uncertain. A site is an outlier if its updates are outliers in at least FEWEST rounds, and in more than the fraction
-OFTEN of its rounds.
+Lengths and weights are compared only if at least two other sites have answered. The other sites agree if the mean
+cosine over pairs of their updates exceeds AGREE + DOUBT / pairs. This threshold is higher for few pairs, because their
+mean is uncertain. A site is an outlier if its updates are outliers in at least FEWEST rounds, and in more than the
+fraction OFTEN of its rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,13 +23,13 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# A function that tests one site's update in one round. If the update is an outlier, the function returns the cosine,
-# length or weight that makes it one; otherwise, None.
+# Tests one site's update in one round. Returns the cosine, relative length or share that makes the update an outlier,
+# or None.
 Sign = Callable[[Round, str, str], float | None]
 
 
 def standing_out(rounds: Sequence[Round]) -> dict[str, list[str]]:
-    """Return lines of notes about each site that is an outlier."""
+    """Map each site that is an outlier to the lines that describe it."""
     sites = sorted({site for line in rounds for site in line.sites})
     found = {site: list(_lines(rounds, site)) for site in sites}
     return {site: lines for site, lines in found.items() if lines}

@@ -1,4 +1,4 @@
-"""Define typed models of those files of a study that never leave the hospital."""
+"""Define models of the study files that never leave a hospital."""
 
 from typing import Literal
 
@@ -13,29 +13,23 @@ class Spent(RecordPart):
     study: Amount | None  # ε of this study; None if ε has no bound
     all_studies: Amount | None
     delta: Share
-    allowed: Amount | None  # allowed total ε of all studies
+    allowed: Amount | None  # the hospital's limit on the ε of all studies together
     entries: Count  # number of entries about this study in the privacy ledger
 
 
-FAR_OFF = 0.1  # if the relative error of the disclosed weight exceeds this number, the hospital gets a warning
+FAR_OFF = 0.1  # the hospital is warned if the relative error of the disclosed weight reaches this
 
 
 class Weighed(RecordPart):
-    """The disclosed and the exact aggregation weight of a hospital's updates."""
+    """The weight of a hospital's updates in the aggregation, as disclosed and exact."""
 
     by: Text = Field(description="`algorithm.weighting` of the plan")
     patients: Count = Field(description="exact number of training patients")
     told_patients: Count = Field(description="disclosed number of training patients")
     cases: Count = Field(description="exact number of training cases")
     told_cases: Count = Field(description="disclosed number of training cases")
-    weight: Count = Field(
-        description="weight that the site's update has if the site trains on all its training cases, computed "
-        "from exact counts"
-    )
-    told_weight: Count = Field(
-        description="weight that the site's update has if the site trains on all its training cases, computed "
-        "from disclosed counts"
-    )
+    weight: Count = Field(description="weight of an update from all training cases, by exact counts")
+    told_weight: Count = Field(description="weight of an update from all training cases, by disclosed counts")
 
     @property
     def off(self) -> float:
@@ -60,21 +54,19 @@ Deed = Literal["starting", "training", "measuring", "validating", "testing", "se
 
 
 class SiteActivity(RecordPart):
-    """A site's status.json, which describes the site's present work in a study."""
+    """A site's status.json: the site's current work in a study."""
 
     task: Text = Field(description="task that the server requested")
     round: Count = Field(description="index of the round")
     at: Seconds = Field(description="time at which the file was written, in seconds since 1970")
-    deed: Deed = Field(description="present work of the site")
-    share: Share | None = Field(
-        None, description="fraction of the training that is finished; `null` during work other than training"
-    )
-    memory: Seconds = Field(0.0, description="bytes of memory that the work on this answer has used so far")
+    deed: Deed = Field(description="the site's current work")
+    share: Share | None = Field(None, description="finished fraction of the training; `null` during other work")
+    memory: Seconds = Field(0.0, description="bytes of memory used so far for this answer")
     device: Text = Field("", description="training device of the site")
 
 
 class LogEntry(RecordPart):
-    """A line of a site's log.jsonl: about an answer that the site sent, or about why the site sent none."""
+    """A line of a site's log.jsonl, about an answer of the site or the reason why there was no answer."""
 
     at: Seconds = Field(description="time of the log line, in seconds since 1970")
     kind: Literal["began", "answered", "refused", "died", "ended"]
@@ -82,7 +74,7 @@ class LogEntry(RecordPart):
     round: Count = 0
     bytes: Count = Field(0, description="bytes of the tensors that the site sent")
     seconds: Seconds = 0.0
-    memory: Seconds = Field(0.0, description="bytes of memory that the work on the answer used")
+    memory: Seconds = Field(0.0, description="bytes of memory used for this answer")
     reason: Text = ""
     plan: Text = ""
     method: Text = ""

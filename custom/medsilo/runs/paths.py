@@ -21,7 +21,7 @@ SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
-# name of a file in NVFlare's folder of a job; the file contains the reason why the job was rejected
+# file in NVFlare's folder of a job with the reason why medsilo rejected the job
 REFUSED = "medsilo-refused.txt"
 
 # Names of files in the folders of runs and of hospitals.
@@ -31,7 +31,7 @@ SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 WEIGHT = "weight.json"
-LEDGER_HEADS = "ledger-heads.json"  # file of the latest heads of privacy ledgers, in the server's folder of all studies
+LEDGER_HEADS = "ledger-heads.json"  # latest heads of privacy ledgers, at the server
 NOISY_COUNTS = "counts.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"
@@ -59,11 +59,11 @@ LOCKS = ".locks"
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
-# The name of a lead's request to a running job, and the names of two parameters of this request.
+# A lead's request to a running job, and two parameters of the request
 PROGRESS, AFTER = "medsilo.progress", "after"
-CANCELS = "cancels"  # a parameter of a lead's request; its value is the name of the person who cancels the study
-OUTCOME = "outcome"  # in a failed job's metadata: the key of the reason why the job failed
-# in a failed job's metadata: the key of the time and the index of the next automatic restart
+CANCELS = "cancels"  # parameter of a lead's request: the name of the person who cancels the study
+OUTCOME = "outcome"  # key in a failed job's metadata: why the job failed
+# key in a failed job's metadata: when the next automatic restart happens, and its index
 GOES_ON = "goes_on"
 
 
@@ -72,5 +72,5 @@ def site_folder(run: Path, site: str) -> Path:
 
 
 def hospital_folder(place: Path) -> Path:
-    """Return the folder of a hospital's query budget, given a site's folder within a run."""
+    """Return the hospital's folder of records; `place` is the site's folder in a run."""
     return place.absolute().parents[2] / HOSPITAL

@@ -1,4 +1,4 @@
-"""Describe a running study: rounds, present activities of sites, and remaining time."""
+"""Describe a running study: its rounds, what each site does now, and the remaining time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from medsilo.core.text import duration, size_text
 from medsilo.runs import paths
 
-# imported only for type checking, because the imports are slow, and `medsilo --help` does not need them
+# imported only for type checking, because these slow imports would delay `medsilo --help`
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import RequestStatus, Round, SiteRound, SiteTurn
 
-LATE = 1.5  # A site is late if it needs more than this multiple of the longest time of its earlier answers.
-GRACE = 5.0  # a site is not late before this number of seconds has passed since the request
+LATE = 1.5  # a site is late if it takes longer than this multiple of the time of its slowest earlier answer
+GRACE = 5.0  # seconds after a request in which no site counts as late
 NAMED = 5  # largest number of sites that a line lists
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
@@ -25,10 +25,10 @@ ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "t
 
 
 def late_after(site: str, rounds: "Iterable[Round]", turns: "RequestStatus") -> float | None:
-    """Return the seconds after which a site's answer is late.
+    """Return the seconds after which a site's answer counts as late.
 
-    The limit on an answer's time depends on the site's earlier answers, or, in the site's first round, on the answers
-    of other sites.
+    The limit is a multiple of the longest time that the site's earlier answers took, or, in its first round, that other
+    sites' answers took.
     """
     own = [line.sites[site].seconds for line in rounds if site in line.sites]
     others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
@@ -38,11 +38,11 @@ def late_after(site: str, rounds: "Iterable[Round]", turns: "RequestStatus") -> 
 
 @dataclass(frozen=True)
 class Moment:
-    """A study's state during a round: pending requests, and present activities of the sites on this machine."""
+    """A study's state during a round: the requests to sites, and the current work of sites on this machine."""
 
     turns: "RequestStatus | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
-    age: float = 0.0  # seconds between writing and reading the file about the pending requests
+    age: float = 0.0  # seconds since the file about the requests was written
     away: Mapping[str, str] = field(default_factory=dict)  # for each site that can't answer, the reason
 
     @classmethod
@@ -83,9 +83,7 @@ class StudyProgress:
         return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
-        """Yield lines about new outliers: sites that are outliers now and were not outliers after the previous
-        round.
-        """
+        """Yield lines about sites that became outliers in this round."""
         from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)
@@ -97,7 +95,7 @@ class StudyProgress:
 
     # ------------------------------------------------------------------ between two rounds
     def now(self) -> dict[str, str]:
-        """Return each site's present activity, or the site's state after the last round if the activity is unknown."""
+        """Return each site's current work, or its state after the last round if the work is unknown."""
         states, moment = dict(self.states), self.look()
         if moment.turns is None or self._is_over(moment.turns):
             return states
@@ -123,7 +121,7 @@ class StudyProgress:
         return "; ".join(facts)
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds that the remaining rounds take; the estimate is unknown before the first round ends."""
+        """Estimate the seconds that the remaining rounds take; None before the first round ends."""
         if len(self._ends) < 2:
             return None
         # The first round does not count for the estimate, because it also includes the start of the processes.
@@ -149,8 +147,8 @@ def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, e
 
 
 def listed(states: Mapping[str, str]) -> str:
-    """Format the present activities of sites as text. Sites that have answered come last in the text. If many sites
-    have answered, the text gives only the number of these sites.
+    """Format the states of sites as text. Sites that have answered come last; if there are many sites, only their
+    number is given.
     """
     busy = [f"{site} {state}" for site, state in states.items() if state != "answered"]
     done = [site for site, state in states.items() if state == "answered"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
-version_of = cache(importlib.metadata.version)  # cached, because the function reads a package's metadata from a file
+version_of = cache(importlib.metadata.version)  # cached, because it reads the metadata of packages from files
 
 
 def now() -> str:

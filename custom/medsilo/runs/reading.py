@@ -46,7 +46,7 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
 
 
 def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
-    """Read the files with a given name from the folders of a run's sites; sites without the file are left out."""
+    """Read a file of each site from a run's folder; sites that lack the file are left out."""
     found = {}
     for folder in (path.parent for path in sorted((run / paths.SITES).glob(f"*/{name}"))):
         content = _parsed(read_text(folder, name, "site"), _where(folder, name))
@@ -89,10 +89,10 @@ def _where(folder: Path, file: str, kind: str = "run") -> str:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # NaN and Infinity, which some programs write although they are invalid JSON, are read as missing values.
+        # read NaN and Infinity as missing values, because some programs write these invalid JSON values
         return _plain(json.loads(text, parse_constant=lambda constant: None))
     except (ValueError, RecursionError) as error:
-        raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
+        raise MedsiloError(f"{where} is not valid JSON: {BROKEN}", str(error)) from None
 
 
 def _plain(value: Any) -> Any:
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
     if not isinstance(content, dict):
-        raise MedsiloError(f"{where} holds no object: {BROKEN}")
+        raise MedsiloError(f"{where} does not contain a JSON object: {BROKEN}")
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -11,19 +11,18 @@ Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 class SentUpdate(RecordPart):
-    """The norm and the cosines of a site's update in one tensor group."""
+    """The size and direction of a site's update in one tensor group."""
 
     norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
         None,
-        description="cosine between the site's change of weights and the mean of all other sites' changes, with each "
-        "change scaled to length 1; exact to about 0.02. `null` if no weight changed or no other site "
-        "answered",
+        description="cosine between the site's update and the mean of the other sites' updates, each scaled to length "
+        "1. The cosine is exact to about 0.02. `null` if no weight changed, or if no other site answered",
     )
     agreement: Cosine | None = Field(
         None,
-        description="mean cosine between the weight changes of two sites, over all pairs without this site; "
-        "`null` if fewer than two other sites answered",
+        description="mean cosine between the updates of two other sites, over all pairs; `null` if fewer than two "
+        "other sites answered",
     )
 
 
@@ -40,7 +39,7 @@ class SiteRound(RecordPart):
     )
     validation_loss: Number | None = Field(None, description="validation loss of the received model")
     samples: Count | None = Field(
-        None, description="number of training cases, which is the site's weight if updates are weighted by cases"
+        None, description="number of training cases. If the plan weights updates by cases, this is the site's weight"
     )
     seconds: Seconds = Field(0.0, description="seconds that the site worked")
     memory: Count | None = Field(None, description="peak memory of the site's process in bytes")
@@ -66,10 +65,10 @@ class Round(RecordPart):
     round: Count = Field(description="index of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
     seconds: Seconds | None = Field(
-        None, description="seconds at the server from the requests of the round to the end of aggregation"
+        None, description="seconds from the server's first request of the round to the end of aggregation"
     )
     asked: list[str] = Field([], description="the sites from which the server requested an answer")
-    answered: list[str] = Field([], description="the sites whose answer was accepted")
+    answered: list[str] = Field([], description="the sites whose answers the server accepted")
     refused: dict[str, Text] = Field(
         {}, description="site → reason why the site declined, or why the server rejected the site's answer"
     )
@@ -78,8 +77,8 @@ class Round(RecordPart):
     sites: dict[str, SiteRound] = Field({}, description="site → the site's numbers of this round, see below")
     weights: list[list[Number]] | None = Field(
         None,
-        description="AdaFed's weights W; a line has this key only if W has changed since the previous line with this "
-        "key. Row i has the weights of all sites in the mixture of site i, in the order of `asked`",
+        description="AdaFed's weights W, which only lines after a change of W contain. Row i has the weights of all "
+        "sites in the model of site i, in the order of `asked`",
     )
 
     def absence(self, site: str) -> str | None:
@@ -89,10 +88,10 @@ class Round(RecordPart):
 
 class SiteTurn(RecordPart):
     asked: Seconds | None = Field(
-        None, description="seconds since the request to the site; `null` while the request waits"
+        None, description="seconds since the server sent the request to the site; `null` before that"
     )
     answered: Seconds | None = Field(
-        None, description="seconds between the request to the site and the site's answer; `null` before the answer"
+        None, description="seconds from the request to the site's answer; `null` before the answer"
     )
 
 
@@ -102,10 +101,10 @@ class RequestStatus(RecordPart):
     """
 
     task: Text = Field(
-        description="kind of request: `join`, `round`, `deliver`, `test`, or a step of secure aggregation"
+        description="the server's request: `join`, `round`, `deliver`, `test`, or a step of secure aggregation"
     )
     round: Count = Field(description="the round")
-    at: Seconds = Field(description="time of writing, in seconds since 1970")
+    at: Seconds = Field(description="when the file was written, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → the state of its request")
 
 
@@ -118,7 +117,7 @@ class Progress(RecordPart):
     absent: dict[str, Text] | None = Field(
         None, description="site → why the site did not join; `null` before the server has asked all sites"
     )
-    away: dict[str, Text] = Field({}, description="site → why the site can't answer now, and since when")
+    away: dict[str, Text] = Field({}, description="site → why the site can't answer at present, and since when")
     rounds: list[Round] = Field([], description="the rounds so far")
-    turns: RequestStatus | None = Field(None, description="the state of the present request at each site")
+    turns: RequestStatus | None = Field(None, description="for each site, whether it has answered the current request")
     reason: Text | None = Field(None, description="why the study failed")

@@ -1,4 +1,4 @@
-"""Define typed models of summary.json, the record of a study at the server.
+"""Define models of summary.json, in which the server records a study.
 
 The reference page of a run's folder is generated from the field descriptions in this module (`python -m tools.tables`).
 """
@@ -28,8 +28,8 @@ from medsilo.runs.fields import (
 from medsilo.runs.score import SUPPRESSED, UNDEFINED, UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
-SEE_LOG = "see the server's log"  # if an unexpected error ended the run, the reason of the failure ends with this text
-STOPPED = "stopped"  # the failure's reason if somebody stopped the run before its end
+SEE_LOG = "see the server's log"  # end of the reason if an unexpected error ended the run
+STOPPED = "stopped"  # the reason if somebody stopped the run
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
@@ -42,7 +42,7 @@ class RoundCount(RecordPart):
 
 class Agreement(RecordPart):
     sites: list[str] = Field([], description="the sites that train")
-    minimum: Count | None = Field(None, description="least number of contributing sites in a round")
+    minimum: Count | None = Field(None, description="minimum number of sites that must contribute to each round")
     when_missing: str | None = Field(None, description="`stop`, `wait` or `continue`")
 
 
@@ -52,8 +52,8 @@ class Selection(RecordPart):
     by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own round")
     rounds: dict[str, Count | None] = Field(
         {},
-        description="site → index of the round after which the tested model was kept; `validation[round]` is "
-        "the validation score of this model",
+        description="site → the round after which the tested model was saved; `validation[round]` is this model's "
+        "validation score",
     )
 
 
@@ -62,25 +62,26 @@ TENTHS = 10  # number of bins for predicted probabilities
 
 
 class Decisions(RecordPart):
-    confusion: list[list[Count]] = Field(description="row: true class of a case; column: most probable class")
+    confusion: list[list[Count]] = Field(description="confusion matrix: row = true class, column = most probable class")
     threshold: Share | None = Field(
         None,
         description="with two classes: threshold on the second class's probability, chosen on the site's validation "
         "cases; `null` if the site does not disclose the threshold",
     )
     decided: list[Count] | None = Field(
-        None, description="true negatives, false positives, false negatives, true positives at `threshold`"
+        None,
+        description="numbers of true negatives, false positives, false negatives and true positives at `threshold`",
     )
     reliability: list[list[ReliabilityBin]] | None = Field(
         None,
-        description="class (of two classes, only the second) → for each tenth of the predicted probability: number of "
-        "cases, cases of the class, sum of probabilities",
+        description="for each class (of two, only the second) and each tenth of the predicted probability: all cases, "
+        "cases of the class, sum of probabilities",
     )
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         if any(len(row) != len(self.confusion) for row in self.confusion):
-            raise ValueError("confusion is not one row and one column per class")
+            raise ValueError("confusion must have one row and one column per class")
         if self.decided is not None and len(self.decided) != 4:
             raise ValueError("decided must be four counts")
         judged = 1 if len(self.confusion) == 2 else len(self.confusion)
@@ -97,15 +98,15 @@ class SubgroupResult(RecordPart):
     )
     score: Metric | None = Field(
         None,
-        description="test score; `null` if the site suppresses the score, because the score or its difference from "
-        "another score covers too few patients",
+        description="test score. `null` if the site suppresses it, because it covers too few patients, or because "
+        "other scores would disclose the score of too few patients",
     )
-    spread: Amount | None = Field(None, description="variance of one patient's score, rounded up")
+    spread: Amount | None = Field(None, description="upper bound on the variance of one patient's score")
     step: Amount = Field(0.0, description="step to which the score is rounded; 0: no rounding")
 
 
 class SiteResult(RecordPart):
-    """Contributions and scores of one site in the whole run. None stands for a missing value."""
+    """A site's contributions and scores in the whole run; None: missing."""
 
     cases: dict[str, Count | None] | None = Field(
         None,
@@ -119,14 +120,14 @@ class SiteResult(RecordPart):
     classes: dict[str, list[Count] | None] | None = Field(
         None,
         description="part (`train`, `validation`, `test`) → number of cases of each class, in the order of "
-        "`labels`. If the site rounds counts, "
-        "patients are counted instead of cases. A part has `null` if it has no classes, or if a class has fewer "
-        "patients than the site's `min_patients_per_metric`. All parts have `null` if the site did not join",
+        "`labels`. If the site rounds counts, the numbers count patients, and a class with fewer patients than "
+        "`min_patients_per_metric` has 0. `null` if the site does not disclose the numbers of a part, or if the task "
+        "has no classes",
     )
     machine: dict[str, Text] = Field(
         {},
-        description="`python`, `nvflare`, `torch`, `numpy`, `monai` → version, and the `processor`'s instructions, "
-        "as the site reported them when it joined",
+        description="versions of `python`, `nvflare`, `torch`, `numpy` and `monai`, and the instruction set of the "
+        "`processor`, as the site reported when it joined",
     )
     absent: list[Text] = Field(
         [], description="the plan's structures and columns that the site lacks, as the site reported when it joined"
@@ -137,17 +138,18 @@ class SiteResult(RecordPart):
     missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site did not answer")
     warnings: dict[str, list[Text]] = Field(
         {},
-        description="round, `join`, `deliver` or `test` → warnings in the site's answer, for example that the site's "
-        "local state is no longer on the site's disk",
+        description="round, `join`, `deliver` or `test` → warnings in the site's answer, for example that the site "
+        "has lost its local state",
     )
     validation: list[Metric | None] = Field(
         [],
-        description="validation scores of the models after 0, 1, 2, ... rounds; `null` for a model without a score",
+        description="validation scores of the models after 0, 1, 2, ... rounds; `null` if a model has no score",
     )
     test: dict[str, Figure | None] | None = Field(
         None,
         description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
-        "are `null` if they cover fewer cases than the site's `min_patients_per_metric`. The metric is also `null` if "
+        "are `null` if they cover too few patients (`min_patients_per_metric`). The metric is also `null` "
+        "if "
         "it is undefined, as the AUROC is if all test cases have one class",
     )
     figures: dict[str, Number | None] = Field(
@@ -157,14 +159,14 @@ class SiteResult(RecordPart):
     )
     figure_ranges: dict[str, tuple[Number, Number]] = Field(
         {},
-        description="metric → the smallest and the largest value that the metric can have, given the site's "
-        "rounding; only if the site rounds scores",
+        description="if the site rounds scores: metric → the smallest and the largest value that the exact metric may "
+        "have",
     )
     suppressed: list[str] = Field(
         [],
-        description="counts that the site suppressed because they cover too few cases. Metrics that need suppressed "
-        "counts are missing in `figures`. A site with suppressed counts is left out of means over sites, "
-        "and does not affect the choice of the best round",
+        description="scores and counts that the site suppressed because they cover too few patients. Metrics that "
+        "need them are missing in `figures`. Means over sites leave the site out, and it does not affect "
+        "the choice of the best round",
     )
     decisions: Decisions | None = Field(None, description="a classifier's decisions on the test cases, see below")
     subgroups: list[SubgroupResult] = Field(
@@ -195,22 +197,22 @@ class Similarity(RecordPart):
     def _is_square(self) -> Self:
         count = len(self.sites)
         if len(self.weights) != count or any(len(row) != count for row in self.weights):
-            raise ValueError("weights are not one row and one column per site")
+            raise ValueError("weights must have one row and one column per site")
         return self
 
 
 class SuperModelFacts(RecordPart):
     """FedSM's super model: the rule that chooses a model for an image, and how often each model was chosen."""
 
-    rule: str = Field(description="how a model is chosen for an image")
+    rule: str = Field(description="the rule that chooses a model for an image")
     sites: list[str] = Field(description="the order of the model selector's outputs")
     agreed: list[str] = Field([], description="the sites whose personal models the super model contains")
     threshold: Share | None = Field(None, description="the chosen γ")
     plateau: tuple[Share, Share] | None = Field(
-        None, description="the range of γ with the best score; `threshold` is the middle of this range"
+        None, description="range of γ in which the mean score is best; `threshold` is its middle"
     )
     curve: list[tuple[Share, Count, Number]] = Field(
-        [], description="for each tested γ: γ, number of all sites' validation cases, mean score"
+        [], description="for each tested γ: γ, number of validation cases of all sites, mean score"
     )
     validated: dict[str, dict[str, Count]] = Field(
         {}, description="site → model → number of validation cases for which this model was chosen, with γ = 0"
@@ -224,10 +226,9 @@ class SuperModelFacts(RecordPart):
 
 class SecureAggregationFacts(RecordPart):
     mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
-    keys: Text = Field(description="how it is verified that each public key belongs to its hospital")
+    keys: Text = Field(description="how the sites verify that a public key belongs to a hospital")
     protects: list[Text] = Field(
-        description="the parties against which secure aggregation protects or does not protect, and the numbers that "
-        "stay unmasked"
+        description="parties against which secure aggregation does or does not protect, and numbers that are not masked"
     )
 
 
@@ -245,9 +246,9 @@ class Details(RecordPart):
         "`train_loss`. If the source is `file`, the further key is `sha256`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
-    warnings: list[Text] = Field([], description="unusual settings of the plan")
+    warnings: list[Text] = Field([], description="warnings about unusual settings of the plan")
     secure_aggregation: SecureAggregationFacts | None = Field(
-        None, description="secure aggregation's protection, and the parties against which it protects"
+        None, description="how secure aggregation protects, and against which parties"
     )
 
     def as_json(self) -> dict[str, Any]:
@@ -268,7 +269,7 @@ class Summary(RecordPart):
     passing: bool = Field(
         False,
         strict=True,
-        description="whether the reason of the failure may be temporary, so that medsilo may restart the study",
+        description="whether the failure may be temporary; medsilo then may restart the study",
     )
     method: Text = Field(description="the method's name in plans")
     title: Text = Field(description="the method's name in reports")
@@ -279,7 +280,9 @@ class Summary(RecordPart):
     engine: Text | None = Field(None, description="`simulator`, `in-process` or `nvflare`")
     metric: Text = Field(description="the name of the score, such as `accuracy` or `dice`")
     seed: Seed | None = Field(None, description="the plan's seed")
-    protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")
+    protocol: Text | None = Field(
+        None, description="whether the plan follows the `paper`, the authors' `released-code`, or neither (`default`)"
+    )
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     packages: dict[Text, Package] = Field(
         {}, description="package whose code ran → `version` and `hash` of the package"
@@ -295,31 +298,29 @@ class Summary(RecordPart):
     sites: dict[str, SiteResult] = Field(description="site → the site's results, see below")
     evaluation_sites: dict[str, SiteResult] = Field(
         {},
-        description="site → results of an evaluation site, which did not train; means over sites leave evaluation "
-        "sites out",
+        description="evaluation site → the site's results. Evaluation sites do not train, and means over sites leave "
+        "them out",
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that disclose their test score; `null` if no site has a score to disclose. "
-        "If sites annotated different structures: for each structure, the mean over the sites that annotated "
-        "the structure; then the mean of these values over structures",
+        description="mean test score over the sites that disclose it; `null` if none does. If sites annotated "
+        "different structures, this is the mean over structures of each structure's mean over the sites "
+        "that annotated it",
     )
-    pooled_test: Metric | None = Field(
-        None, description="mean test score over sites, weighted by their numbers of test cases"
-    )
+    pooled_test: Metric | None = Field(None, description="mean test score over sites, weighted by number of test cases")
     pooled: dict[str, Number | None] = Field(
         {},
-        description="`figures` of all sites together, computed from the sum of the sites' counts. A site that does "
-        "not disclose its classes counts in `accuracy` but not in `balanced_accuracy`",
+        description="`figures` of all sites together, from the sums of their counts. A site that does not disclose "
+        "counts of classes affects `accuracy`, but not `balanced_accuracy`",
     )
     details: Details = Field(
         Details(), description="results that are specific to the method, and warnings about the plan, see below"
     )
-    seconds: Seconds | None = Field(None, description="duration of the study in seconds")
+    seconds: Seconds | None = Field(None, description="seconds that the study took")
     memory: Count | None = Field(
         None,
-        description="peak memory of the server's process in bytes; if the sites run in the server's process, the "
-        "peak since the last answer",
+        description="peak memory of the server's process in bytes. If the sites run in the same process, the peak "
+        "since the last answer",
     )
     started: Text | None = Field(None, description="when the study began, UTC")
     ended: Text | None = Field(None, description="when it ended, UTC")
@@ -383,9 +384,7 @@ class Summary(RecordPart):
         return self._mean(self.pooled_test, by_cases=True)
 
     def _mean(self, told: float | None, by_cases: bool = False) -> Score:
-        """Return a mean as a score. If sites round their scores, the returned score is a range that contains the exact
-        mean.
-        """
+        """Return a mean as a score: a range that contains the exact mean if sites round their scores."""
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
         if told is None or not known:
@@ -399,7 +398,7 @@ class Summary(RecordPart):
 
     @property
     def telling(self) -> list[str]:
-        """The training sites whose test score is known, because the site disclosed the score."""
+        """The training sites that disclosed their test score."""
         return [site for site in self.sites if self.score(site) is not None]
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Define scores: a score has an exact value, or a range because the score was rounded, or no value.
+"""Define scores: a score is exact, or a range because it was rounded, or missing.
 
 All code that formats scores uses this module. A rounded score is always shown as a range. The number of decimal places
 depends on the number of cases.
@@ -16,16 +16,16 @@ MISSING, UNTRAINED, SEEN = "–", "untrained", "seen in training"
 SUPPRESSED: Final = "suppressed"
 UNDEFINED: Final = "undefined"
 DIGITS, DIGITS_OF_FEW = 3, 2  # number of decimal places of a score over many cases, and over few cases
-FEW = 100  # for fewer cases than this, a score's third decimal place is meaningless
+FEW = 100  # with fewer cases than this, the third decimal place of a score is only noise
 UNIT_RANGE = (0.0, 1.0)
 Interval = tuple[float, float]
 
 
 class Score(RecordPart):
     kind: Literal["value", "range", "suppressed", "undefined", "missing"] = Field(
-        description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because the score "
-        "covers too few patients; `missing`: no score. `undefined`: the metric is undefined, as is the AUROC of cases "
-        "of one class"
+        description="`value`: exact. `range`: rounded. `suppressed`: the site does not disclose the score, because it "
+        "covers too few patients. `undefined`: the metric is undefined, as the AUROC is if all cases have "
+        "one class. `missing`: there is no score"
     )
     value: Metric | None = Field(None, description="the score, if it is exact")
     low: Metric | None = Field(None, description="smallest possible value")
@@ -101,17 +101,17 @@ class Score(RecordPart):
 
 
 def about(text: str) -> str:
-    """Mark a number as approximate, because rounded numbers were used to compute it."""
+    """Mark a number that was computed from rounded numbers with ≈."""
     return text if text == MISSING else f"≈{text}"
 
 
 def digits_of(n: int | None) -> int:
-    """Return the number of decimal places that a number of cases justifies."""
+    """Return the number of decimal places for a score over n cases."""
     return DIGITS if n is None or n >= FEW else DIGITS_OF_FEW
 
 
 def number_text(value: float | None, n: int | None = None) -> str:
-    """Format a score with the digits that its number of cases justifies, and a missing score as a dash."""
+    """Format a score with fewer decimal places if it covers few cases; a missing score becomes a dash."""
     return MISSING if value is None else f"{value:.{digits_of(n)}f}"
 
 
@@ -120,10 +120,10 @@ def interval_text(interval: Interval | None, n: int | None = None) -> str:
 
 
 def _decimals(step: float) -> int:
-    """Return the number of decimal places that multiples of the given rounding step need."""
+    """Return the number of decimal places of a rounding step."""
     return len(f"{step:.10f}".rstrip("0").partition(".")[2])
 
 
 def _cut(value: float, digits: int, towards: Callable[[float], int]) -> float:
-    """Round an end of a range outwards, so that the range gets wider."""
+    """Round an end of a range up or down to the given digits, as `towards` does."""
     return towards(round(value * 10**digits, 6)) / 10**digits

@@ -1,10 +1,10 @@
 """Cache prepared cases in memory or in files.
 
-If the cache has no space for a case, the case is prepared again at each use. MONAI's cached data sets limit the number
-of cases, and write pickle files. Unlike MONAI's caches, this cache limits the number of bytes, and writes safetensors
-files.
+A case for which the cache has no space is prepared again at each use. MONAI's cached data sets limit the number of
+cases, and write pickle files. This cache instead limits the number of bytes, and writes safetensors files, which are
+safe to load.
 
-Each image file is read only once, and the result serves both the survey and the cache.
+If the cache is large enough, each image file is read only once, for both the survey and training.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # names of the tensors in a cache file
-# Limit on the bytes in the cache folder; in addition, the folder uses at most a quarter of the free disk space.
+# limit on the bytes in the cache folder, which also takes at most a quarter of the free disk space
 MOST = 100 << 30
 PLACES = "places"  # name of the tensor of voxel positions, which some tasks store in a cache file
 
@@ -40,7 +40,7 @@ class Memory:
         self.left = source.cache_memory << 20  # number of bytes that the cache may still use
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Reserve memory for tensors; return False if too little memory is left for the tensors."""
+        """Reserve memory for tensors, and return True; return False if too little is left."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0
@@ -49,7 +49,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about an image or recording that a survey of the data needs."""
+    """Facts about an image or recording, from which a survey of the data is made."""
 
     digest: str
     shown: tuple[tuple[int, ...], ...]  # for each case, those labels of the plan that occur in the case
@@ -60,12 +60,11 @@ class Facts:
     seconds: float = 0.0  # length of a recording
     # number of a recording's faults: gaps in time, and rows without a value
     gaps: int = 0
-    # a recording consists of stretches with one label each; this is the number of stretches that are too short for a
-    # window
+    # number of stretches of a recording with one label that are too short for a window
     short: int = 0
 
 
-FACTS = TypeAdapter(Facts)  # converts the lists that JSON contains to tuples
+FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,13 @@ class PreparedEntry:
     inputs: Tensor
     targets: Tensor
     facts: Facts
-    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x). Voxel positions are stored only for
-    # an image or recording that is a single case.
+    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x); None if the image or recording has
+    # several cases
     places: Tensor | None = None
 
 
 class StoredCase:
-    """One case of a cache file. Values are read from the file when the case is indexed, and only the indexed values."""
+    """One case of a cache file. Indexing the case reads only the indexed values from the file."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -103,7 +102,8 @@ Sliced = Tensor | StoredCase
 class Cache:
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # identifies the task's settings and code; if settings or code change, cached cases become invalid
+    # the task's settings and code, as part of the cache key, so that a change of them makes cached cases invalid
+    settings: str
     # number that is added to every label; its bits mark the structures that this hospital did not annotate
     mark: int = 0
 
@@ -172,7 +172,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class HeldEntry:
-    """Provides the cases of one image or recording from memory, from a cache file, or by preparing them at each use."""
+    """The cases of one image or recording: in memory, in a cache file, or prepared again at each use."""
 
     entry: Entry
     facts: Facts
@@ -199,13 +199,13 @@ class HeldEntry:
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return three tensors of one case: the input, the target, and voxel positions of its structures (or None)."""
         with self.opened(number) as (*case, places):
-            # The tensors are copied, so that the memory-mapped file can be closed.
+            # copy the tensors, because they must outlive the memory-mapped file
             inputs, targets = (one[()].clone() if isinstance(one, StoredCase) else one for one in case)
             return inputs, targets, places
 
 
 class ReadyCases(Dataset):
-    """The cases that a site uses for training, for validation or for test; the cases of one image or recording are
+    """The cases of one part of a site's data (training, validation or test). All cases of an image or recording are
     consecutive.
     """
 
@@ -221,9 +221,7 @@ class ReadyCases(Dataset):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """For each case, a name that consists of the name of the image or recording, and the index of the case within
-        it.
-        """
+        """A name for each case: the name of its image or recording, and its index within it."""
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 
@@ -242,15 +240,13 @@ class ReadyCases(Dataset):
         return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
-        """Return the image or recording that contains a case, and the index of the case within this image or
-        recording.
-        """
+        """Return the image or recording of a case, and the index of the case within it."""
         place = bisect_right(self.ends, index)
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return the image or recording that contains a case, and the index of the case within this image or recording."""
+    """Return the image or recording of a case, and the index of the case within it."""
     if isinstance(cases, ReadyCases):
         return cases.at(index)
     if isinstance(cases, ConcatDataset):

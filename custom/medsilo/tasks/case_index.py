@@ -1,4 +1,4 @@
-"""List the cases in a hospital's folder by patterns of file names or by a table; the module does not open images."""
+"""List the cases in a hospital's folder, by patterns of file names or by a table, without opening images."""
 
 import re
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # default patterns of the file names of images and masks
 ANYWHERE = "**/*"  # default pattern of the file names of recordings
-OF_CLASSES = "*/*"  # default pattern of file names for a classification, in which each class has a folder of images
+OF_CLASSES = "*/*"  # default pattern for a classification: a folder of images for each class
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
 SPECIAL = "files are pipes, sockets or devices, which are not opened; remove them from the data folder"
@@ -40,13 +40,13 @@ class Entry:
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # train, validation or test, as a table assigns the case; empty if no table assigns it
-    site: str = ""  # the site to which a simulation's table assigns the image or recording
+    part: str = ""  # train, validation or test, if a table assigns it
+    site: str = ""  # the site, if a simulation's table assigns it
 
 
 @dataclass
 class CaseIndex:
-    """The usable cases in a folder, sorted by name, and the problems of files that are not usable.
+    """The usable cases in a folder, sorted by name, and the problems of all other files.
 
     >>> from pathlib import Path
     >>> listing = CaseIndex()
@@ -61,7 +61,7 @@ class CaseIndex:
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
-    # For each DICOM element that identifies patients, the number of DICOM series that contain the element.
+    # for each DICOM element that identifies patients, the number of series that contain it
     identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -77,7 +77,7 @@ class CaseIndex:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """For each reason to leave out cases, the number of cases that are left out."""
+        """The number of cases that are left out, by the reason."""
         return {problem.what: problem.count for problem in self.problems if problem.severity == "left out"}
 
     def refuse_unusable(self) -> None:
@@ -145,7 +145,7 @@ class CaseIndex:
         """Map the relative paths of all regular files in a folder and its subfolders to the files. Hidden files are
         ignored.
 
-        The second result contains the problems of unreadable folders, and of entries that are not regular files.
+        Return also the problems: unreadable folders, linked folders, and entries that are not regular files.
 
         Args:
             folder: the folder
@@ -195,9 +195,9 @@ class CaseIndex:
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """List the recordings that a table names, or all files in a folder that end with a recording's suffix.
+        """List the recordings that a table names.
 
-        If there is no table, the label of a recording is the name of the recording's folder.
+        Without a table, list all files with a recording's suffix; the name of a recording's folder is then its label.
 
         Args:
             source: the site's settings
@@ -235,10 +235,10 @@ class CaseIndex:
         return self
 
     def tell_patients(self, source: DataSource) -> None:
-        """Find out the patient of each case.
+        """Determine the patient of each case.
 
-        A regular expression in the site's settings finds the patient in a case's name. If the site's settings have no
-        such regular expression, each case counts as a separate patient.
+        The regular expression `data.patient` of the site's settings finds the patient in a case's name. Without this
+        setting, each case counts as a separate patient.
         """
         if source.patient is None:
             self.patients_named = False
@@ -276,14 +276,14 @@ def _kind_of(entry: DirEntry[str]) -> Literal["file", "missing", "folder", "link
         if entry.is_dir():
             return "link" if entry.is_symlink() else "folder"
         return "file" if entry.is_file() else "other" if Path(entry).exists() else "missing"
-    except OSError:  # the error is raised for a circular symbolic link
+    except OSError:  # a circular symbolic link raises OSError
         return "missing"
 
 
 def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
-    """Return the name of the table that lists the cases; None if patterns of file names determine the cases."""
+    """Return the name of the table that lists the cases, or None if patterns of file names do."""
     if source.table and patterns:
-        raise DataError("data: gives a table and patterns of files; give only one of the two")
+        raise DataError("data: a table and patterns of files are given; give only one of the two")
     return source.table or (None if patterns or TABLE not in names else TABLE)
 
 
@@ -296,8 +296,10 @@ def files_of(image: Path) -> list[Path]:
 def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> CaseIndex:
     listing = CaseIndex()
     usual = IMAGES if masks else OF_CLASSES
-    if isinstance(source.images, dict):  # tasks with named channels have already sorted the patterns by channel
-        raise DataError("data.images: gives patterns by channel, but this task has no named channels; give one pattern")
+    if isinstance(source.images, dict):  # a task with named channels has replaced the dictionary by a list before
+        raise DataError(
+            "data.images: patterns by channel are given, but this task has no named channels; give one pattern"
+        )
     patterns = (source.images,) if isinstance(source.images, str) else source.images or (usual,)
     channels = [_matching(pattern, names, listing) for pattern in patterns]
     labels = _matching(source.labels or LABELS, names, listing) if masks else {}
@@ -327,10 +329,10 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
     """Map names of cases to the files that match a pattern.
 
-    The text that a pattern's stars match is the name of a case. An image and a label with the same name belong
+    A case's name is the text that the pattern's stars match. Thus, an image and a label with the same name belong
     together.
 
-    A pattern that ends with a slash matches folders, and each folder must contain one DICOM series.
+    A pattern that ends with a slash matches folders, each with one DICOM series.
     """
     expression = DataSource.expression(pattern)
     if pattern.endswith("/"):
@@ -352,7 +354,8 @@ def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[
 
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
-    if stripped.lower() in ("", ".gz"):  # the last star of the pattern *.nii* matches an empty string or .gz
+    # the last star of *.nii* matches "" or .gz, which is no part of the case's name
+    if stripped.lower() in ("", ".gz"):
         return ""
     suffix = next((suffix for suffix in (*SUFFIXES, *CaseIndex.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
@@ -415,7 +418,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record two kinds of problems: rows that cannot be read, and letters that may have been decoded wrongly."""
+    """Record as problems the rows that can't be read, and an old encoding whose letters may be decoded wrongly."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -432,10 +435,9 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """Map every name by which a table may refer to an image or recording to its file.
+    """Map the names by which a table may refer to a file to this file.
 
-    A table may use the path of a file. If a file name is unique, a table may also use this file name, with or without
-    suffix.
+    These are its path, and, if unique, its file name with or without suffix.
     """
     found: defaultdict[str, set[Path]] = defaultdict(set)
     for name, path in names.items():
@@ -447,9 +449,7 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """If a table assigns cases to training, validation or test, record every case that the table assigns to none of the
-    three.
-    """
+    """If a table has a column of parts, record the cases whose part is not train, validation or test."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
@@ -458,7 +458,7 @@ def check_parts(listing: CaseIndex) -> None:
 
 # ------------------------------------------------------------------------------------------------ for all tasks
 def refuse_links(listing: CaseIndex, root: Path) -> None:
-    """Leave out and record the cases whose files are symbolic links that lead out of the data folder."""
+    """Leave out and record the cases whose files lie outside the data folder, because symbolic links lead there."""
     inside = root.resolve()
 
     def leads_out(entry: Entry) -> bool:

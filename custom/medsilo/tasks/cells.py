@@ -10,7 +10,7 @@ from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'\u2019])\d{3})(?:\1\d{3})*([.,]\d*)?")
-# Matches a comparison sign before a number, as in <0.5, where the value is outside the measurable range.
+# a comparison sign before a number, as in <0.5 for a value outside the measurable range
 LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*(?=[\d.,])")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
@@ -28,7 +28,7 @@ def number(cell: str, decimal: str = ".") -> float | None:
 
 
 def level(cell: str) -> str:
-    """Normalise a level of a categorical column, so that 1 and 1.0 become the same string."""
+    """Normalise a category, so that "1" and "1.0" become equal."""
     text = composed(str(cell).strip())
     value = number(text)
     return str(int(value)) if value is not None and value == int(value) else text
@@ -50,7 +50,7 @@ def days(texts: Sequence[str]) -> list[float]:
     behind = [own for own in parts if own and own[0] <= 31]
     months_first = any(own[1] > 12 for own in behind)
     if any(own[3] == "/" for own in behind) and not months_first and all(own[0] <= 12 for own in behind):
-        raise DataError("dates do not show which number is the day and which is the month; write them as 2024-12-31")
+        raise DataError("dates do not show whether the day or the month is first; write them as 2024-12-31")
     told = []
     for own in parts:
         year, month, day = own[:3] if own and own[0] > 31 else (own[2], own[1], own[0]) if own else (0, 0, 0)
@@ -64,9 +64,9 @@ def days(texts: Sequence[str]) -> list[float]:
 
 
 def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """If the decimal sign is a comma, remove all points that separate thousands from the cells of a column.
+    """If the decimal sign is a comma, remove the points between thousands from a column's cells.
 
-    Raises DataError if a point may either be a decimal point or separate thousands.
+    Raises DataError if the points may also be decimal points.
 
     >>> without_thousands("leukocytes", ["1.365,5", "980,5", "12.400"], ",")
     ['1365,5', '980,5', '12400']

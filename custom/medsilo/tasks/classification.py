@@ -20,7 +20,7 @@ from medsilo.tasks.measuring import chances, confusion, judged, rates_of, reliab
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, WEIGHT, Counts, Figures, Measures
 from medsilo.tasks.objective import Objective
 
-AT_LEAST = 0.9  # the other rate, if a rate is reported at a fixed specificity or sensitivity
+AT_LEAST = 0.9  # sensitivity is reported at this specificity, and specificity at this sensitivity
 AT_RATE = ("sensitivity_at_90_specificity", "specificity_at_90_sensitivity")
 
 
@@ -28,8 +28,8 @@ class Classification(Objective):
     """Classification with cross entropy as loss and accuracy as metric.
 
     Besides the accuracy, the test of a classification reports balanced accuracy, calibration, and the areas under the
-    ROC curve and the precision-recall curve. If there are two classes, the test reports sensitivity, specificity,
-    precision and F1 at a threshold on the probability, too.
+    ROC curve and the precision-recall curve. For two classes, the test also reports sensitivity, specificity, precision
+    and F1 at a threshold on the probability.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -55,8 +55,8 @@ class Classification(Objective):
         return ClassCounts(self.classes)
 
     def scores(self, output: Tensor) -> Tensor:
-        """Return a logit for each class. If a network has a single output, the output is the logit of the second class,
-        and the first class has the logit 0.
+        """Return a logit for each class. A single output of a network is the logit of the second class; the first class
+        then has the logit 0.
         """
         return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
 
@@ -64,7 +64,7 @@ class Classification(Objective):
         return functional.cross_entropy(self.scores(output), target)
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        if type(self).loss is not Classification.loss:  # a subclass with another loss
+        if type(self).loss is not Classification.loss:  # the subclass has another loss
             return super().case_losses(output, target)
         return functional.cross_entropy(self.scores(output), target, reduction="none")
 
@@ -81,8 +81,7 @@ class Classification(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
 
-        The confusion matrix and the histograms are left out if a class has too few cases; a class without any case is
-        ignored.
+        The confusion matrix and the histograms are left out if a class that occurs has too few cases.
         """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
@@ -123,8 +122,8 @@ class Classification(Objective):
         return figures
 
     def _of_curves(self, histograms: Sequence[float]) -> Figures:
-        """Return numbers of the precision-recall curve and of the ROC curve of each class. For two classes, `pr_auc` is
-        the number of the second class, and for more classes the mean.
+        """Return the area under each class's precision-recall curve, and rates from each class's ROC curve. `pr_auc` is
+        the area of the second of two classes, or the mean area of more classes.
         """
         areas, best = average_precisions(histograms, self.classes), best_beside(histograms, self.classes, AT_LEAST)
         known = [area for area in areas if area is not None]

@@ -1,5 +1,5 @@
-"""Read a hospital's table into columns; each column stores each distinct string once. A table's file is read a second
-time only if the file has changed.
+"""Read a hospital's table into columns. A column stores each distinct string only once. The last tables stay in memory
+until their files change.
 """
 
 import csv
@@ -67,7 +67,7 @@ class TextColumn:
         return tuple(map(level, self.values))
 
     def shown(self) -> "TextColumn":
-        """Return the column without those distinct strings that no row contains."""
+        """Return the column without distinct strings that no row uses."""
         there = np.flatnonzero(np.bincount(self.codes, minlength=len(self.values)))
         places = np.zeros(len(self.values), np.intp)
         places[there] = np.arange(len(there))
@@ -77,12 +77,14 @@ class TextColumn:
         return TextColumn(self.values, self.codes[lines])
 
 
-# the first word of a line that adds up the lines above it
+# words that mark a row as a summary of other rows
 TOTALS = frozenset(("total", "sum", "mean", "summe", "gesamt", "mittelwert", "somme", "moyenne", "suma", "totale"))
 
 
 def lines_of_totals(named: Sequence[TextColumn], lines: int) -> np.ndarray:
-    """Return, for each row, whether a column that names the patient or the hospital has a word such as "total"."""
+    """For each row, return True if its patient or hospital is a word such as "total", because the row then sums up
+    other rows.
+    """
     found = np.zeros(lines, bool)
     for column in named:
         found |= np.array([value.strip().casefold() in TOTALS for value in column.values], bool)[column.codes]
@@ -94,7 +96,7 @@ def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") 
     order = np.argsort(patients.codes, kind="stable")
     known = ~column.isin(missing)[order]
     first = np.flatnonzero(np.diff(patients.codes[order], prepend=-1))
-    # for each row, the index of the first row of the same patient
+    # for each row, the position of its patient's first row
     starts = np.repeat(first, np.diff(first, append=len(order)))
     last = np.maximum.accumulate(np.where(known, np.arange(len(order)), -1))
     source = np.where(last >= starts, last, np.arange(len(order)))
@@ -104,7 +106,7 @@ def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") 
 
 
 def at_limits(column: TextColumn) -> TextColumn:
-    """Remove comparison signs: <0,5 becomes 0,5, because 0,5 is the limit of the measurable range."""
+    """Replace values beyond a limit of measurement by the limit: <0,5 becomes 0,5."""
     return TextColumn(
         tuple(LIMIT.sub("", value, 1) if LIMIT.match(value) else value for value in column.values), column.codes
     )
@@ -126,7 +128,7 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
     import pyarrow
     from pyarrow import compute
 
-    # Python encodes the strings, because pyarrow would import pandas to convert str.
+    # encode the strings here, because pyarrow would import pandas to do it
     written_in = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, written_in)], dtype=np.int64)
     buffers = pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(written_in))
@@ -157,14 +159,14 @@ def _as_numpy(array: Any, kind: type) -> np.ndarray:
 class Columns:
     """A table whose columns contain strings.
 
-    A row is left out if the row has more or fewer cells than the first row. A string that is too long counts as a
-    missing value.
+    A row is left out if the row has more or fewer cells than the first row. Strings that are too long count as missing
+    values.
     """
 
     path: Path
     names: tuple[str, ...]
     count: int
-    # columns that are not converted to strings yet; all chunks of a column have the same dictionary
+    # columns that are not yet converted to strings; all chunks of a column share one dictionary
     _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
     coding: str = ""  # encoding of the CSV file
     uneven: int = 0  # number of rows that have more or fewer cells than the first row
@@ -185,8 +187,8 @@ class Columns:
         return self._known[name]
 
     def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
-        """Return names, such as "line 12", by which messages refer to the given rows: at most SHOWN names, in the order
-        of the file.
+        """Return the names of the given rows in messages, such as "line 12": at most SHOWN names, in the order of the
+        file.
         """
         numbers = self._numbers
         return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
@@ -200,7 +202,7 @@ class Columns:
         if self.word == "row":
             return range(1, self.count + 1)
         _, titles = beginning(self.path, self.coding)
-        # The file has neither empty lines nor line breaks within quotes, so every row is one line.
+        # if the file has as many lines as rows, each row is one line, and counting is enough
         if not self.uneven and _line_ends(self.path) == titles + self.count:
             return range(titles + 2, titles + 2 + self.count)
         return [number for number, even in self._lines() if even]
@@ -225,13 +227,13 @@ class Columns:
         return found
 
     def line_names(self) -> TextColumn:
-        """Return a column of row names; rows with equal strings in all columns have equal names."""
+        """Return a column that names each row by a hash of its content; equal rows get equal names."""
         pairs = np.ascontiguousarray(self.digests).view([("a", np.uint64), ("b", np.uint64)]).reshape(-1)
         each, codes = np.unique(pairs, return_inverse=True)
         return TextColumn(tuple(f"{a:016x}{b:016x}" for a, b in each.tolist()), codes.reshape(-1))
 
     def require(self, needed: Mapping[str, str], besides: Sequence[str] = ()) -> None:
-        """Raise DataError unless the table has each needed column exactly once.
+        """Raise DataError if a needed column is missing, or if the table has a column twice.
 
         Args:
             needed: Maps the table's names of the needed columns to the plan's names.
@@ -278,7 +280,7 @@ def read_columns(path: Path) -> Columns:
     try:
         state = path.stat()
     except OSError as error:
-        raise DataError("the table is not there; correct data.table in the site's medsilo.yaml", str(path)) from error
+        raise DataError("the table does not exist; correct data.table in the site's medsilo.yaml", str(path)) from error
     if state.st_size > MOST_BYTES:
         raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
     return _read(path.resolve(), state.st_size, state.st_mtime_ns)

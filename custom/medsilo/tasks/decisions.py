@@ -1,6 +1,6 @@
 """Validate the counts of a classification's test cases, and derive test results from the counts.
 
-The test results derived from counts are calibration errors, areas under ROC curves, and decisions at a threshold.
+From counts, this module computes calibration errors, areas under curves, and decisions at a threshold.
 """
 
 import math
@@ -15,7 +15,7 @@ from medsilo.tasks.measuring import decided, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
 
 # Names of counts that the server derives from the histograms of probabilities.
-PLACED = "placed"  # number of cases in each histogram bin, if the site also disclosed the sums of probabilities
+PLACED = "placed"  # number of cases in each broad bin, as needed for calibration
 DECIDED = "decided"  # numbers of true negatives, false positives, false negatives and true positives
 
 
@@ -27,27 +27,23 @@ class ClassCounts:
         """Raise Refused unless the counts of a classification agree with the number of test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
-            # the confusion matrix contains every case once, and so do the two histograms of each class
+            # every case occurs once in the confusion matrix, and once in each class's two histograms
             each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
-                raise Refused(f"the site's counts of {name} are not those of {most} test cases")
+                raise Refused(f"the site's counts of {name} are not whole numbers that add up to {most} test cases")
         if RELIABILITY in counts:
             _check_reliability(counts, self.classes)
 
     def check_threshold(self, threshold: float, counts: Mapping[str, list[float]]) -> None:
-        """Raise Refused if the counts contain no histograms, or if the threshold is not an edge between two histogram
-        bins.
-        """
+        """Raise Refused if the counts contain no histograms, or if the threshold lies within a histogram bin."""
         if CHANCES not in counts:
-            raise Refused("unexpected field: threshold, because the site's counts contain no histograms")
+            raise Refused("unexpected field: threshold; the site's counts contain no histograms")
         if not on_a_place(threshold):
             raise Refused(f"the site's threshold {threshold:g} is not a multiple of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Return the counts that one site disclosed, and the counts that the server derives from the disclosed
-        counts.
-        """
+        """Add the counts that the server derives to the counts that a site disclosed."""
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()
@@ -72,7 +68,7 @@ class ClassCounts:
 def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
     """Raise Refused if a histogram bin's sum of probabilities is impossible for the number of cases in the bin."""
     if CHANCES not in counts:
-        raise Refused(f"the site's counts have {RELIABILITY} and not {CHANCES}")
+        raise Refused(f"the site's counts contain {RELIABILITY}, but not {CHANCES}")
     cases = places_of(counts[CHANCES], classes).sum(1).flatten().tolist()
     for number, (total, count) in enumerate(zip(counts[RELIABILITY], cases, strict=True)):
         low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))
@@ -84,7 +80,7 @@ def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
 
 
 def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """For each class and each histogram bin, return the number of cases, the number of positive cases, and the sum of
+    """For each class and bin, return the number of cases, the number of cases of the class, and the sum of
     probabilities.
     """
     sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
@@ -111,8 +107,8 @@ def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
 def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
     """For each class, return the area under the ROC curve that separates the class from all other classes.
 
-    Two cases in the same histogram bin count as half of a correctly ordered pair. If no case or all cases belong to a
-    class, the class's area under the ROC curve is undefined (None).
+    A pair of cases in the same histogram bin counts half. A class without cases, or with all cases, has the result
+    None.
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
@@ -123,10 +119,7 @@ def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float |
 
 
 def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """Return the mean area under the ROC curve over the classes for which this area is defined.
-
-    The function returns None if the area under the ROC curve is undefined for every class.
-    """
+    """Return the mean of the defined areas under the ROC curves of the classes, or None if no area is defined."""
     known = [area for area in areas_under_curve(histograms, classes) if area is not None]
     return sum(known) / len(known) if known else None
 
@@ -135,7 +128,7 @@ def average_precisions(histograms: Sequence[float], classes: int) -> list[float 
     """For each class, return the area under the precision-recall curve (average precision), or None if no case belongs
     to the class.
 
-    All cases in a histogram bin are added to the curve at once.
+    The curve has one point for each histogram bin.
     """
     precision, recall = [], []
     for others, own in _from_above(histograms, classes):
@@ -146,11 +139,10 @@ def average_precisions(histograms: Sequence[float], classes: int) -> list[float 
 
 
 def best_beside(histograms: Sequence[float], classes: int, least: float) -> list[tuple[float, float] | None]:
-    """For each class, return the highest sensitivity with a specificity of at least `least`. Also return the highest
-    specificity with a sensitivity of at least `least`. If no case or all cases belong to a class, return None for this
-    class.
+    """For each class, return the highest sensitivity at a specificity of at least `least`, and the highest specificity
+    at a sensitivity of at least `least`. None if none or all of the cases belong to the class.
 
-    The test cases determine the threshold, so both rates are higher than for other patients.
+    Both rates are optimistic, because the tested cases themselves determine the threshold.
     """
     found: list[tuple[float, float] | None] = []
     for others, own in _from_above(histograms, classes):
@@ -173,11 +165,10 @@ def _from_above(histograms: Sequence[float], classes: int) -> list[tuple[torch.T
 
 
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
-    """Return the expected calibration error, computed with BROAD bins of equal width; None if there are no cases.
+    """Return the expected calibration error over BROAD bins of equal width; None without cases.
 
-    For more than two classes, the calibration error is the mean over the classes, each compared with all other classes.
-    The calibration error of a class is the mean of |fraction of the class - mean probability| over bins, weighted by
-    the number of cases.
+    For each class, this is the mean over bins of |fraction of the class - mean probability|, weighted by the number of
+    cases. For more than two classes, return the mean over classes.
     """
     counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
     cases = float(counts[0].sum())

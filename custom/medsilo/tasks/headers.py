@@ -1,7 +1,7 @@
-"""Check the headers of image files before a library reads the files, and reject headers that name other files or
-impossible sizes. Reject files that do not contain all their values.
+"""Check image files before and after a library reads them. Reject headers that name other files or impossible sizes,
+and files that lack some of their values.
 
-In DICOM files, every element is checked, because the library GDCM allocates as much memory as an element claims.
+In DICOM files, check every element, because the library GDCM allocates as much memory as an element claims to need.
 """
 
 import math
@@ -21,9 +21,9 @@ LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 SEQUENCE_ENDS = (ITEM, 0xE0DD)
-# the DICOM transfer syntax of deflated files; a small deflated file may decompress to any size
+# transfer syntax of deflated DICOM files, which are rejected because a small file may decompress to any size
 DEFLATED = b"1.2.840.10008.1.2.1.99"
-UNKNOWN = 0xFFFFFFFF  # undefined length, which means that a delimiter ends the element
+UNKNOWN = 0xFFFFFFFF  # undefined length: a delimiter ends the element
 MOST = 1_000_000  # limit on the number of DICOM elements in a file
 CLOSED = "an image can't be read: this process's account may not; let it read the file"
 DAMAGED = "an image can't be read: it is damaged or no image, or stored in an unusual way; copy or export it again"
@@ -35,8 +35,8 @@ def is_dicom(path: Path) -> bool:
 
 
 def check_dicom(path: Path) -> None:
-    """Parse only tags and lengths of a DICOM file, and raise DataError if an element claims more bytes than the file
-    contains. Compressed pixel data must have an end. Files in other formats are not checked.
+    """Raise DataError if an element of a DICOM file claims more bytes than the file contains, or if compressed pixel
+    data have no end. Files in other formats are ignored.
     """
     if not is_dicom(path):
         return
@@ -50,8 +50,7 @@ def tags_in(data: bytes) -> set[tuple[int, int]]:
     """Return the tags of all DICOM elements, including nested elements. Raises ValueError if a DICOM element claims
     more bytes than the data contain, or if compressed pixel data have no end.
     """
-    # The UID is searched at every position, because libraries disagree about the position at which the meta elements
-    # end.
+    # search the transfer syntax in the whole file, because libraries disagree about where the meta elements end
     if DEFLATED in data:
         raise ValueError("deflated DICOM files are not supported")
     tags = set()
@@ -67,7 +66,7 @@ class _Walk:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # the file's DICOM transfer syntax, as the file's meta elements state it
+        self.syntax = b""  # the transfer syntax that the meta elements state
         self.explicit, self.order = True, "little"
         self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
         self.unknown = 0  # how deep the current element is nested in a sequence of VR UN; 0 outside these sequences
@@ -94,11 +93,11 @@ class _Walk:
             self._enter_unknown(tag, kind, length)
             yield tag
         if self.fragments:
-            raise ValueError("the compressed pixel data have no end")  # GDCM would repeat other frames
+            raise ValueError("the compressed pixel data have no end")  # GDCM would fill in copies of other frames
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
-        """Count how deep the current DICOM element is nested in a sequence of VR UN, where elements have no VR (DICOM
-        PS3.5, 6.2.2).
+        """Track the nesting within a sequence of VR UN (unknown), because its elements state no VR (DICOM PS3.5,
+        6.2.2).
         """
         if self.unknown:
             self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)
@@ -107,9 +106,7 @@ class _Walk:
             self.unknown, self.explicit = 1, False
 
     def _head(self, tag: tuple[int, int]) -> tuple[bytes, int, int]:
-        """Return an element's VR, which is empty if the VR is implicit, and the length and offset of the element's
-        value.
-        """
+        """Return an element's VR (empty if implicit), the length of its value, and the position of its value."""
         place = self.place
         if not self.explicit or tag[0] == ITEM:
             return b"", self._number(place + 4, 4), place + 8
@@ -122,12 +119,12 @@ class _Walk:
 HEAD = 1 << 20  # largest number of bytes in a text header
 LONGEST = 400  # largest number of characters in a line of a text header
 # Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant,
-# plus a factor that is multiplied by the number of bytes in the file. All factors are below 1032, the largest
-# compression ratio of zlib; only small masks come close to this ratio.
+# plus a factor times the size of the file. The factors are below zlib's largest compression ratio, 1032, because only
+# small masks come close to it.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks the format BigTIFF
-BMP_RUNS = (1, 2)  # values with which BMP files mark compressed pixels (RLE8, RLE4)
-ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF, and value with which TIFF marks CIELAB colours
+BMP_RUNS = (1, 2)  # BMP's codes for compressed pixels (RLE8, RLE4)
+ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF, and TIFF's code for CIELAB colours
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
@@ -138,7 +135,7 @@ NRRD_GZIP = re.compile(rb"^encoding:\s*gz", re.IGNORECASE | re.MULTILINE)
 NRRD_FROM_END = re.compile(rb"^byte\s*skip:\s*-", re.IGNORECASE | re.MULTILINE)
 GZIP = b"\x1f\x8b"
 JPEG = b"\xff\xd8\xff"
-# The next marker of a JPEG file. Bytes of pixels contain FF only before 00 and D0 to D7.
+# The next marker of a JPEG file; within pixel data, FF occurs only before 00 and D0 to D7
 JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 JPEG_END = b"\xd9"
 ELSEWHERE = "an image's header names another file; save the image with its values in one file"
@@ -166,7 +163,9 @@ def _head(path: Path) -> bytes:
 
 
 def file_of_meta(path: Path) -> Path:
-    """Return the file that contains the values of a MetaImage; an .mhd file may name a file in the same folder."""
+    """Return the file with the values of a MetaImage: the file itself, or, for an .mhd file, a file in the same
+    folder.
+    """
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
     lines = before.split(b"\n")
@@ -180,14 +179,14 @@ def file_of_meta(path: Path) -> Path:
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
-    beside = path.parent / name  # if the header gives a list or a pattern of names, this path is not a file
+    beside = path.parent / name  # not a file if the header gives a list or a pattern of names
     if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
         raise DataError(ELSEWHERE, str(path))
     return beside
 
 
 def file_of_nrrd(path: Path) -> Path:
-    """Return an NRRD file itself. Raises DataError if the file's header names other files, or is incomplete."""
+    """Return the given NRRD file. Raises DataError if its header is incomplete or names other files."""
     head = _head(path)
     if NRRD_DATA.search(head):
         raise DataError(ELSEWHERE, str(path))
@@ -199,7 +198,7 @@ def file_of_nrrd(path: Path) -> Path:
 def check_meta_values(path: Path, values: Any) -> None:
     """Raise DataError if SimpleITK read wrong values from a MetaImage.
 
-    SimpleITK ignores errors of decompression, and leaves the values that it could not decompress uninitialised.
+    SimpleITK ignores errors of decompression. The values that it can't decompress are then uninitialised memory.
     """
     before, key, rest = _head(path).partition(b"ElementDataFile")
     stored, file = dict(META_STORED.findall(before)), file_of_meta(path)
@@ -223,9 +222,9 @@ def check_nrrd_values(path: Path, values: Any) -> None:
 
 
 def _check_sum(values: Any, path: Path, start: int, end: int) -> None:
-    """Raise DataError if values do not have the checksum at the end of the stream (zlib or gzip) that contains them.
+    """Raise DataError if values do not match the checksum at the end of their compressed stream (zlib or gzip).
 
-    To compute the checksum takes a tenth of the time in which the stream would be decompressed a second time.
+    Computing the checksum takes a tenth of the time that a second decompression would take.
     """
     import numpy as np
 
@@ -236,7 +235,7 @@ def _check_sum(values: Any, path: Path, start: int, end: int) -> None:
         last = file.read(8)
     told = int.from_bytes(last[:4], "little") if gzip else int.from_bytes(last[4:], "big")
     sum_of = zlib.crc32 if gzip else zlib.adler32
-    # The file may contain its values in the other byte order, and NRRD files may contain one channel after another.
+    # the file may have another byte order, and an NRRD file may contain one channel after another
     orders = (values, values.transpose(-1, *range(values.ndim - 1)))
     arrays: Iterator[Any] = (
         np.ascontiguousarray(one.byteswap() if swap else one) for one in orders for swap in (False, True)
@@ -246,8 +245,8 @@ def _check_sum(values: Any, path: Path, start: int, end: int) -> None:
 
 
 def _check_end(values: Any, path: Path, start: int) -> None:
-    """Raise DataError if other bytes precede values that SimpleITK reads from the end of a file. The values would be
-    shifted if the file were truncated.
+    """For a file whose header locates the values by their distance from the end: raise DataError unless header and
+    values fill the whole file. In a truncated file, SimpleITK would read shifted values.
     """
     if start + values.nbytes != path.stat().st_size:
         raise DataError(DAMAGED, f"{path}: the header does not give the offset of the values")
@@ -279,7 +278,7 @@ def check_bmp(path: Path) -> None:
     if len(head) < 34:
         raise DataError(DAMAGED, f"{path}: the file is truncated")
     offset, kind = struct.unpack_from("<II", head, 10)
-    if kind == 12:  # the header of OS/2 has short numbers, and cannot be compressed
+    if kind == 12:  # the header of OS/2 has 16-bit numbers, and such files are never compressed
         width, height, _, bits, packed = *struct.unpack_from("<HHHH", head, 18), 0
     else:
         width, height, _, bits, packed = struct.unpack_from("<iiHHI", head, 18)
@@ -293,9 +292,8 @@ def check_bmp(path: Path) -> None:
 def check_png(path: Path) -> None:
     """Raise DataError if SimpleITK would read a PNG file wrongly.
 
-    If a PNG file has a palette, SimpleITK converts the palette indices to colours, which destroys labels. If a file
-    contains several pictures, SimpleITK reads only the first picture. SimpleITK does not support grey PNG files with an
-    alpha channel.
+    If a PNG file has a palette, SimpleITK converts the palette indices to colours, which destroys labels. Of several
+    pictures in a file, SimpleITK reads only the first. It can't read grey PNG files with an alpha channel.
     """
     from PIL.PngImagePlugin import PngImageFile
 
@@ -312,8 +310,8 @@ def check_png(path: Path) -> None:
 def check_tiff(path: Path) -> None:
     """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
-    A TIFF file is rejected if it has an impossible size, missing pages or CIELAB colours, or an orientation that
-    SimpleITK ignores: rotated or mirrored.
+    The function rejects TIFF files with an impossible size, missing pages or CIELAB colours. It also rejects rotated or
+    mirrored images, because SimpleITK ignores the orientation.
     """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
@@ -333,7 +331,9 @@ def check_tiff(path: Path) -> None:
 
 
 def _check_pages(file: BinaryIO, place: int, big: bool, order: Literal["big", "little"]) -> None:
-    """Raise DataError if a page of a TIFF file lies beyond the end of the file. SimpleITK reads the other pages."""
+    """Raise DataError if a page of a TIFF file lies beyond the end of the file, because SimpleITK would skip it
+    silently.
+    """
     counts, entry, offsets = (8, 20, 8) if big else (2, 12, 4)
     seen = {0}
     while place not in seen:
@@ -347,10 +347,12 @@ def _check_pages(file: BinaryIO, place: int, big: bool, order: Literal["big", "l
 
 
 def is_turned(path: Path) -> bool:
-    """Return True if the EXIF orientation of a photograph is rotated or mirrored, which SimpleITK ignores."""
+    """Return True if a photograph's EXIF orientation rotates or mirrors it, because SimpleITK ignores the
+    orientation.
+    """
     from PIL.JpegImagePlugin import JpegImageFile
 
-    # JpegImageFile reads no pixels, and raises an error if the file is no JPEG.
+    # JpegImageFile reads no pixels, and raises an error for other formats
     with suppress(Exception), JpegImageFile(path) as image:
         return image.getexif().get(ORIENTATION, 1) != 1
     return False

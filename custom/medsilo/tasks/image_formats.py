@@ -1,6 +1,6 @@
 """List the formats of image files that medsilo reads, and open files in these formats.
 
-Importing the module loads no library that reads images, because lists of files need only the formats' suffixes.
+The module imports no image library at its top, because listing files needs only the suffixes.
 """
 
 import gzip
@@ -27,42 +27,41 @@ from medsilo.tasks.headers import (
     is_dicom,
 )
 
-PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of PNG files, which SimpleITK recognises by these bytes alone
+PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of PNG files
 
 
 @dataclass(frozen=True)
 class ImageFormat:
     """A format of image files.
 
-    SimpleITK reads a file if one of SimpleITK's readers recognises the format by the file's content. A format with the
-    function `read` is recognised by the file's suffix, and `read` reads the file.
+    Files of a format with a function `read` are recognised by their suffix, and `read` reads them. SimpleITK reads all
+    other files, and recognises their format by their content.
     """
 
     name: str  # the name in messages and in the documentation
-    suffixes: tuple[str, ...]  # in lower case; none if files in this format are recognised by their content alone
+    suffixes: tuple[str, ...]  # in lower case; empty if only the content shows the format
     volumes: bool  # True if files usually contain volumes, False if they usually contain flat images
-    masks: tuple[str, ...] = ()  # the suffixes with which predicted masks are written; other masks are NIfTI files
-    reader: str = ""  # SimpleITK's reader of this format; if empty, SimpleITK may not open files in this format
-    # Returns the image in a file as a SimpleITK image. If another library reads the values, the function first calls
-    # check_size with the size in the header.
+    masks: tuple[str, ...] = ()  # suffixes that predicted masks keep; for other suffixes, masks are written as NIfTI
+    reader: str = ""  # SimpleITK's reader of this format; "": SimpleITK must not open such files
+    # Reads a file as a SimpleITK image. Must call check_size first if another library reads the values.
     read: Callable[[Path], Any] | None = None
-    # Raises DataError for a file in this format that SimpleITK must not open. The function gets files in all formats,
-    # because SimpleITK has not yet recognised their formats.
+    # Raises DataError for a file in this format that SimpleITK must not open. It also gets files in other formats,
+    # because the format is not known yet, and ignores them.
     check: Callable[[Path], None] | None = None
-    # Raises DataError for a file in this format that SimpleITK opens, but reads wrongly. The function gets files in all
-    # formats.
+    # Raises DataError for a file in this format that SimpleITK would read wrongly. It also gets files in other formats,
+    # and ignores them.
     check_values: Callable[[Path], None] | None = None
-    # Raises DataError if the array of values that SimpleITK read from a file in this format is not the file's content.
+    # Raises DataError if the values that SimpleITK read are not those in the file.
     check_result: Callable[[Path, Any], None] | None = None
     # Returns the file that contains the values of an image. Raises DataError if the header names a file elsewhere.
     file_of: Callable[[Path], Path] | None = None
 
 
 def _read_nifti(path: Path) -> Any:
-    """Read a NIfTI file. Raises an error if the file is truncated or damaged, contains NaN, or has a contradictory
-    header.
+    """Read a NIfTI file.
 
-    nibabel checks the file, because SimpleITK replaces NaN and missing values by zeros without a warning.
+    Raises an error if the file is truncated or damaged, contains NaN, or has a contradictory header. The library
+    nibabel checks this, because SimpleITK silently replaces NaN and missing values by zeros.
     """
     import nibabel
     import numpy as np
@@ -76,16 +75,16 @@ def _read_nifti(path: Path) -> Any:
             "an image's header gives two different positions (sform and qform); export it again from its source"
         )
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
-        # get_unscaled raises an error if the file is truncated
+        # raises an error if the file is truncated
         values = np.asanyarray(type(image).from_stream(file).dataobj.get_unscaled())
-        file.read(HEAD)  # at the end of a compressed file, gzip compares its checksum
+        file.read(HEAD)  # makes gzip verify its checksum at the end of a compressed file
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         wrong = np.count_nonzero(~np.isfinite(values))
         raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
     return open_reader(path).Execute()
 
 
-# SimpleITK's other readers are not used, because some of them (HDF5, Stimulate) open files that a header names.
+# Only these readers of SimpleITK are used, because others (HDF5, Stimulate) open further files that a header names
 FORMATS = (
     ImageFormat(
         "NIfTI", (".nii.gz", ".nii"), volumes=True, masks=(".nii.gz", ".nii"), reader="Nifti", read=_read_nifti
@@ -160,8 +159,8 @@ def open_reader(path: Path) -> Any:
 def _kind_of(path: Path) -> str:
     """Return the name of SimpleITK's reader for a file.
 
-    SimpleITK would open a file once for each of its readers, which takes a fifth of the time in which a small
-    photograph is read.
+    PNG files are recognised here, because SimpleITK would try one reader after another. For a small photograph, this
+    takes a fifth of the reading time.
     """
     import SimpleITK
 

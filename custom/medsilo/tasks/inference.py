@@ -1,4 +1,4 @@
-"""Describe how models are applied to new cases: how files become inputs, and how outputs become predictions."""
+"""Describe how to apply models to new cases: files become inputs, and outputs become predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # imported only for type checking, because only predictions r
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.sources import DataSource
 
-# name of a Python module in a MONAI bundle; the module contains the transforms that MONAI lacks
+# Python module in the bundle with the transforms that MONAI lacks
 IN_MONAI = "scripts.in_monai"
 Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_target_", and the arguments of the class
 
@@ -21,7 +21,8 @@ Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_tar
 class InMonai:
     """A task's preprocessing and inference as MONAI bundle configuration.
 
-    The MONAI bundle reads an image under the key "image", and then applies the transforms, which must be invertible.
+    The bundle reads an image under the key "image" and applies the transforms to it. They must be invertible, because
+    the bundle maps predictions back to the image.
     """
 
     transforms: list[Words]
@@ -31,7 +32,7 @@ class InMonai:
     flat: bool = field(default=False, kw_only=True)
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, if known
     classifies: bool = field(default=False, kw_only=True)
-    # Name of the first transform for flat images; the module IN_MONAI contains this transform.
+    # for flat images, the first transform, a function of the module IN_MONAI
     converter: str = field(default="opaque", kw_only=True)
 
 
@@ -44,9 +45,9 @@ def whole_images(
 
 
 class Inference:
-    """Describes how a task's models are applied to new cases.
+    """Describes how to apply a task's models to new cases.
 
-    The predictor is the name of an entry point of the group `medsilo.predictors`. Without a predictor, medsilo cannot
+    The predictor is the name of an entry point of the group `medsilo.predictors`. Without a predictor, medsilo can't
     predict with the task's models.
 
     >>> import numpy, torch
@@ -78,21 +79,21 @@ class Inference:
         self.own_values = own_values
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
-        """Group files into images; each image is a tuple with one file for each channel. By default, each file is an
+        """Group files into images; an image is a tuple with one file for each channel. By default, each file is an
         image.
         """
         return [(file,) for file in files]
 
     def scan_of(self, image: tuple[Path, ...]) -> "Scan | None":
-        """Read an image from a list with one file for each channel. By default, the method returns None, so that
-        SimpleITK reads the image.
+        """Read an image from its files, one for each channel. By default, return None; SimpleITK then reads the
+        image.
         """
         return None
 
     def labels_on(self, scan: "Scan", output: Tensor) -> Tensor | None:
         """Return a label for each pixel or voxel of an image.
 
-        By default, the method returns None, so that each pixel gets the label with the largest output.
+        By default, return None; each pixel then gets the label with the largest output.
 
         Args:
             scan: the image

@@ -1,4 +1,4 @@
-"""Scale the intensities of images for a network; all sites use the same transform of MONAI."""
+"""Scale the intensities of images. All sites, and exported MONAI bundles, use the same transform of MONAI."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,9 +14,7 @@ PER_BYTE = 257.0  # 65535 / 255, the divisor that converts 16-bit values to 8-bi
 
 
 class _ByMonai(Section):
-    """The base class of intensity scalings; each scaling applies one transform of MONAI, both in training and in MONAI
-    bundles.
-    """
+    """Base class of intensity scalings, each of which applies one transform of MONAI."""
 
     largest: ClassVar[float] = 1.0
 
@@ -39,15 +37,14 @@ class _ByMonai(Section):
 class ZScore(_ByMonai):
     """Scaling for MRI: shift and scale every channel of every image to mean 0 and standard deviation 1."""
 
-    largest: ClassVar[float] = 1000.0  # scaled value of one bright voxel in an image with a million equally dark voxels
+    # value of a bright voxel after scaling, if it is alone among a million equally dark voxels
+    largest: ClassVar[float] = 1000.0
     kind: Literal["z-score"] = "z-score"
     _transform: ClassVar = ("NormalizeIntensity", {"channel_wise": True})
 
 
 class Percentiles(_ByMonai):
-    """Scaling that maps two percentiles of every image channel to 0 and 1, and clips values outside the range from 0 to
-    1.
-    """
+    """Scaling that maps two percentiles of every image channel to 0 and 1, and clips the results to this range."""
 
     kind: Literal["percentiles"] = "percentiles"
     low: float = Field(0.5, ge=0, lt=100, description="percentile of an image's values that is mapped to 0")
@@ -60,13 +57,11 @@ class Percentiles(_ByMonai):
 
 
 class Window(_ByMonai):
-    """Scaling for CT: two fixed values in Hounsfield units become 0 and 1, and values outside the range from 0 to 1 are
-    clipped.
-    """
+    """Scaling for CT: map two fixed values in Hounsfield units to 0 and 1, and clip the results to this range."""
 
     kind: Literal["window"] = "window"
-    low: float = Field(-160.0, description="value of an image that is mapped to 0")
-    high: float = Field(240.0, description="value of an image that is mapped to 1")
+    low: float = Field(-160.0, description="image value that is mapped to 0")
+    high: float = Field(240.0, description="image value that is mapped to 1")
 
     @property
     def _transform(self) -> tuple[str, dict[str, Any]]:
@@ -74,8 +69,8 @@ class Window(_ByMonai):
 
 
 class Bytes(_ByMonai):
-    """Scaling for photographs: map the range of 8-bit or 16-bit values to the range from 0 to 1, and reject images with
-    values of other types.
+    """Scaling for photographs: divide 8-bit or 16-bit values by the largest such value. Images with other types of
+    values are rejected.
     """
 
     kind: Literal["bytes"] = "bytes"
@@ -94,16 +89,17 @@ Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(di
 
 
 def numbers_of(values: np.ndarray, intensity: Section) -> np.ndarray:
-    """Convert an image's values to float32, and divide 16-bit values by 257 if the scaling needs values from 0 to 255.
+    """Convert an image's values to float32.
 
-    Raises DataError if the scaling needs values from 0 to 255, and the values are neither 8-bit nor 16-bit.
+    For the scaling of photographs, divide 16-bit values by 257, so that they become 8-bit values, and raise DataError
+    for values with another number of bits.
     """
     numbers = np.ascontiguousarray(values, np.float32)
     if not isinstance(intensity, Bytes) or values.dtype == np.uint8:
         return numbers
     if values.dtype != np.uint16:
         raise DataError(
-            f"images have {8 * values.dtype.itemsize} bits per value{'' if values.dtype.kind == 'u' else ' and signs'} "
-            "where the plan reads 8 or 16; save them so, or agree on another task.intensity"
+            f"images have {8 * values.dtype.itemsize} bits per value{'' if values.dtype.kind == 'u' else ' and signs'}"
+            ", but the plan reads 8 or 16 without signs; save them so, or agree on another task.intensity"
         )
     return numbers / np.float32(PER_BYTE)

@@ -14,13 +14,15 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are counted: all classes, or only the second of two classes."""
+    """Return the classes whose probabilities are counted: all, or only the second of two, because the first follows
+    from it.
+    """
     return range(1, 2) if classes == 2 else range(classes)
 
 
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
-    """For each counted class, return the numbers of negative and positive cases in each broad histogram bin, [classes,
-    2, BROAD].
+    """For each counted class and broad bin, return the numbers of negative and of positive cases, [classes, 2,
+    BROAD].
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     return counts[list(judged(classes))]
@@ -34,8 +36,7 @@ def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | Non
 def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
     """Return two histograms of each class's predicted probability, [classes, 2, BINS].
 
-    The first histogram of a class counts the cases of all other classes, and the second histogram counts the cases of
-    the class itself.
+    A class's first histogram counts the cases of other classes, and its second histogram counts the cases of the class.
     """
     classes = probabilities.shape[1]
     own = torch.nn.functional.one_hot(labels, classes)
@@ -46,7 +47,7 @@ def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None
 
 
 def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[float]:
-    """For each counted class, return the sum of predicted probabilities over the cases in each broad histogram bin."""
+    """For each counted class and broad bin, return the sum of the predicted probabilities."""
     totals = []
     for label in judged(probabilities.shape[1]):
         values = probabilities[:, label].double()
@@ -76,9 +77,8 @@ def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
-    The threshold maximises sensitivity + specificity (Youden's index). If several thresholds are equally good, the
-    function chooses the threshold that is nearest to 0.5. The function returns None if one of the two classes has no
-    case.
+    The threshold maximises sensitivity + specificity (Youden's index). Of equally good thresholds, the function chooses
+    the one that is nearest to 0.5. It returns None if a class has no case.
 
     Args:
         histograms: The histograms that the function `chances` returns for the validation cases.

@@ -1,5 +1,5 @@
-"""Define types of test results: measures of single cases, which stay at the site, and counts, which are added over
-sites.
+"""Define types of test results: measures of single cases, which stay at the site, and counts, which the server adds
+over sites.
 """
 
 from collections.abc import Iterable, Sequence
@@ -7,22 +7,24 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# Maps the name of each measure to the measure's values, [cases] in float64; the value is NaN if a case has none.
+# maps each measure's name to its values, [cases] in float64; NaN for a case without a value
 Measures = dict[str, Tensor]
-Counts = dict[str, list[float]]  # maps names to the counts of one site, or to counts added over sites
-Figures = dict[str, float | None]  # maps names to metrics of a whole test set; None means that a metric is undefined
+Counts = dict[str, list[float]]  # counts of one site, or of several sites together
+Figures = dict[str, float | None]  # metrics of a whole test set; None: the metric is undefined
 
 BY_PATIENT = "_by_patient"
-# The measure with this name states how much each case weighs in the counts of classes. Without it, each case weighs 1.
+# The measure with each case's weight in the counts of classes; without it, every weight is 1
 WEIGHT = "weight"
-# Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities in each bin.
+# Counts of a classification: confusion matrix, histograms of probabilities, and sums of probabilities in each broad bin
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
-BROAD = 10  # number of bins in coarse histograms; coarse histograms protect patients
-BINS = 200  # number of bins in fine histograms, from which areas under ROC curves are exact to about 1/200
+BROAD = 10  # number of broad bins, which protect patients because many cases share a bin
+BINS = 200  # number of fine bins, with which areas under ROC curves are exact to about 1/200
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """For each measure that has enough values, return the sum and the count of the measure's values."""
+    """Return the sum and the number of values of each measure, except of measures with a few values, but fewer than
+    `least`.
+    """
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]
@@ -41,7 +43,7 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
 
 
 def added(several: Iterable[Counts]) -> Counts:
-    """Add counts over sites; a sum covers only the sites that sent the count."""
+    """Add counts over sites. The sum of a count covers only the sites that sent it."""
     total: Counts = {}
     for counts in several:
         for name, values in counts.items():

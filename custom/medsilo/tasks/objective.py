@@ -1,4 +1,4 @@
-"""Define the base class of objectives; each objective defines the loss, the metric, and the counts that may leave a
+"""Define the base class of objectives. An objective defines a loss, a metric, and the counts that may leave a
 hospital.
 """
 
@@ -12,14 +12,14 @@ from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
 
-if TYPE_CHECKING:  # this import is only for type checking, because only classifications need the module
+if TYPE_CHECKING:  # imported only for type checking, because only classifications need the module
     from medsilo.tasks.decisions import ClassCounts
 
 
 class Objective(ABC):
-    """The objective of training and tests, which computes losses and scores from a network's outputs and the targets.
+    """Computes losses and scores from a network's outputs and the targets.
 
-    An objective depends neither on how cases are read nor on how predictions are used.
+    An objective does not know how cases are read, or how predictions are used.
 
     >>> from medsilo.extend import Classification
     >>> Classification(("well", "ill")).output_of((3, 64, 64))
@@ -29,14 +29,14 @@ class Objective(ABC):
     metric: str  # name of the metric; higher values of the metric are better
     metric_range: tuple[float, float] = (0.0, 1.0)
     classes: int = 0  # number of labels including the label of the background; 0 if targets are not labels
-    outputs: int  # number of network outputs for each case, or for each pixel or voxel of a segmentation
+    outputs: int  # number of network outputs for each case, or, in a segmentation, for each pixel or voxel
     label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ..., in ascending order
     structures: Mapping[str, tuple[int, ...]] = {}  # labels of each structure of a segmentation
     overlaps: bool = False
     by_case: bool = True  # True if a case's loss and score do not depend on other cases
-    # Reason why the effect of one case on a batch's gradient has no bound; empty if the effect has a bound.
+    # Why one case can change a batch's gradient without bound, which rules out differential privacy; "": it can't
     unbounded: str = ""
-    # factor of the cross entropy in the loss; 0 if the loss contains no cross entropy of labels
+    # factor of the cross entropy of labels in the loss; 0: none
     cross_entropy: float = 0.0
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,11 +83,13 @@ class Objective(ABC):
         return {self.metric: self.case_scores(output, target)}
 
     def over_all(self, measures: Measures) -> Measures:
-        """Complete the measures of all cases of a data set by the metric, if a batch does not determine the metric."""
+        """Add the metric to the measures of all cases of a data set, for metrics that a single batch does not
+        determine.
+        """
         return measures
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
-        """Return one number for each selected case; the mean of these numbers is the score over the selected cases.
+        """Return one number for each selected case, so that their mean is the score over the selected cases.
 
         Args:
             measures: the measures of all test cases
@@ -105,7 +107,7 @@ class Objective(ABC):
         raise TypeError(f"{type(self).__name__} does not convert outputs to predictions")
 
     def name_of(self, name: str, structure: str) -> str:
-        """Return the name of a measure for one structure; if there is only one structure, the name stays unchanged.
+        """Return the name of a measure of one structure; without the structure's name if there is only one structure.
 
         Args:
             name: the measure's name
@@ -115,7 +117,7 @@ class Objective(ABC):
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """For every test case, return the metric and all other measures, each as a tensor [batch]; these values stay at
+        """Return the metric and all other measures of every test case, each as a tensor [batch]. These values stay at
         the site.
 
         Args:
@@ -126,14 +128,14 @@ class Objective(ABC):
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return a function that computes measures from outputs and targets.
 
-        The returned function is called with one batch of test cases after another, in the order of the data set.
+        The returned function gets one batch of test cases after another, in the order of the data set.
         """
         return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the counts that a site discloses about its test cases; the server can add these counts over sites.
 
-        A measure is left out if too few cases have a value, or if `layout` does not declare it.
+        Measures that `layout` does not declare, or that too few cases have, are left out.
 
         Args:
             measures: the measures of all test cases
@@ -147,7 +149,7 @@ class Objective(ABC):
 
     @property
     def classifies(self) -> "ClassCounts | None":
-        """The object that validates the counts of each class, or None if the task is not a classification."""
+        """An object that validates the counts of classes; None if the task is not a classification."""
         return None
 
     @property
@@ -157,23 +159,22 @@ class Objective(ABC):
 
     @property
     def layout(self) -> dict[str, int]:
-        """Maps the name of each count to the number of values that the count consists of."""
+        """Maps the name of each count to its number of values."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:
-        """Return the smallest and the largest amount by which one case can change a count."""
+        """Return the smallest and the largest value that one case can add to a count."""
         return self.metric_range
 
     def told_range(self, name: str) -> tuple[float, float]:
-        """Return the smallest and the largest value to which a patient's measure is clipped before it is disclosed."""
+        """Return the range to which a patient's measure is clipped before it is disclosed."""
         return self.range_of(name)
 
     def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
         """Return the largest change of a data set's score that one patient can cause.
 
-        By default, the method returns None; then, one patient's influence equals the fraction of cases that belong to
-        this patient. The method returns infinity if the score is undefined for every model, as the AUROC is if all
-        cases have one class.
+        By default, return None: the largest change is then a patient's share of the cases. Return infinity if the score
+        is undefined for every model, as the AUROC is if all cases have one class.
 
         Args:
             data: the data set
@@ -206,10 +207,10 @@ def judged_by(objective: Objective, absent: Mapping[str, Collection[str]]) -> di
 
 
 def says_of(objective: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """Return a weight for the score of each site, so that all structures count equally in the weighted mean.
+    """Return the weight of each site's score in the mean that selects the best round.
 
-    The weighted mean of the sites' scores selects the best round. Each site sends only one score, the mean over the
-    structures that the site annotated.
+    A site sends only one score, the mean over the structures that it annotated. The weights let all structures count
+    equally, although some are annotated at fewer sites.
     """
     judged = judged_by(objective, absent)
     each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from medsilo.core.files import write_bytes
 
-SMALLEST = 192  # minimum number of pixels along a picture's shorter edge, so that outlines look thin
+SMALLEST = 192  # smaller pictures are enlarged to this many pixels along the shorter edge, so that outlines look thin
 # Colour of true outlines (blue) and of predicted outlines (orange), from Okabe and Ito's palette.
 THERE, FOUND = (0, 114, 178), (230, 159, 0)
 DASH = 5
@@ -21,8 +21,8 @@ def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
     """Convert an image [C, (D,) H, W] to uint8 pixels: three channels become RGB; otherwise, the first channel becomes
     grey.
 
-    If the image is a volume, only the middle slice is converted. Two given values become the darkest grey, 0, and the
-    brightest grey, 255.
+    Of a volume, only the middle slice is converted. The value `low` becomes 0, the darkest grey, and `high` becomes
+    255.
     """
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]
@@ -50,13 +50,13 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
     """Write the inputs and outputs of a layer as PNG files, before-1.png, after-1.png, before-2.png and so on.
 
-    All PNG files have the same grey scale.
+    All these files share one grey scale, so that they can be compared.
 
     Args:
         images: The inputs, [B, C, (D,) H, W].
     """
     if images.ndim not in (4, 5):
-        return  # the inputs are signals, which cannot be drawn
+        return  # signals can't be drawn
     after = layer.eval()(images)
     low, high = float(images.min()), float(images.max())
     for number, pair in enumerate(zip(images, after, strict=True), start=1):
@@ -67,8 +67,8 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
 def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
     """Draw the outlines of true and predicted masks on an image, and write the image as a PNG file.
 
-    Outlines of true masks are solid, and outlines of predicted masks are dashed. If the image is a volume, the slice
-    with the largest structures is drawn.
+    Outlines of true masks are solid, and outlines of predicted masks are dashed. Of a volume, only the slice with the
+    largest structures is drawn.
 
     Args:
         image: The image, [C, (D,) H, W].

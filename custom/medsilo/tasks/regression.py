@@ -12,28 +12,28 @@ ABSOLUTE, SQUARED = "mae", "mse"  # absolute and squared errors in the unit of t
 
 
 class Regression(Objective):
-    """Regression whose loss is the mean squared error and whose metric is closeness, 1 - |error| / (greatest - least
-    possible value).
+    """Regression with the mean squared error as loss, and closeness as metric: 1 - |error| / (greatest - least possible
+    value).
 
-    The network's output is scaled so that 0 stands for the least possible value, and 1 for the greatest possible value.
-    Scores clip the network's outputs to [0, 1], but the loss does not clip outputs. Besides the closeness, the test of
-    a regression reports the mean absolute error and the root mean squared error.
+    A network's output of 0 stands for the least possible value, and 1 for the greatest. Scores clip outputs to this
+    range, but the loss does not. Besides the closeness, the test of a regression reports the mean absolute error and
+    the root mean squared error.
     """
 
     metric = "closeness"
     outputs = 1
 
     def __init__(self, limits: tuple[float, float]) -> None:
-        """Create the objective for values between two limits, the least and the greatest possible value."""
+        """Create the objective from the least and the greatest possible value."""
         self.limits = limits
 
     def shares_of(self, values: Tensor) -> Tensor:
-        """Scale values so that 0 stands for the least possible value, and 1 for the greatest possible value."""
+        """Scale values: the least possible value becomes 0, and the greatest becomes 1."""
         low, high = self.limits
         return (values - low) / (high - low)
 
     def values_of(self, output: Tensor) -> Tensor:
-        """Convert a network's outputs to values [batch], and clip the values to the possible range."""
+        """Convert a network's outputs to values [batch] in the possible range."""
         low, high = self.limits
         return low + output[:, 0].clamp(0, 1) * (high - low)
 
@@ -41,7 +41,7 @@ class Regression(Objective):
         return functional.mse_loss(output[:, 0], self.shares_of(target))
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        if type(self).loss is not Regression.loss:  # a subclass with another loss
+        if type(self).loss is not Regression.loss:  # the subclass has another loss
             return super().case_losses(output, target)
         return functional.mse_loss(output[:, 0], self.shares_of(target), reduction="none")
 

@@ -1,4 +1,4 @@
-"""Read image files as arrays with SimpleITK, and convert predicted labels back to the grid of the image file."""
+"""Read image files as arrays with SimpleITK, and map predicted labels back to the grid of an image file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,8 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, tags_in
 from medsilo.tasks.image_formats import open_reader, read_image
 
-MOST_VOLUMES = 32  # limit on the number of volumes along a fourth axis; these volumes become channels
-SAME_PLACE = 1e-2  # largest difference in millimetres between two positions that count as equal
+MOST_VOLUMES = 32  # limit on the number of volumes along a fourth axis
+SAME_PLACE = 1e-2  # positions count as equal up to this difference in millimetres
 GREATEST = 65_535  # largest value that is allowed in a mask
 # As in DICOM and SimpleITK, x increases towards the patient's left, y towards the back, and z towards the head.
 ORIENTATION = "LPS"
@@ -27,11 +27,10 @@ class Scan:
     """An image that was read from a file. The array `values` is a volume [C, D, H, W] in float32, or a flat image [C,
     H, W] in the file's data type.
 
-    The axes of a volume are permuted and flipped, so that they are as near as possible to the axes of LPS. The first
-    slice of a volume is the slice nearest to the feet. The matrix `affine` [4, 4] maps the voxel (x, y, z) to
-    millimetres in LPS.
+    The axes of a volume are permuted and flipped until they are as close as possible to LPS. The first slice is
+    therefore the one nearest to the feet. The matrix `affine` [4, 4] maps the voxel (x, y, z) to millimetres in LPS.
 
-    If another library opens image files, the code must first check the files with `header_of`, `check_size` and
+    Code that opens image files with another library must first check them with `header_of`, `check_size` and
     `dicom_tags`.
 
     >>> import numpy as np
@@ -43,9 +42,9 @@ class Scan:
     affine: np.ndarray
     spacing: tuple[float, ...]  # millimetres between neighbouring voxels along x, y (and z)
     header: Any = field(repr=False)  # the SimpleITK image before axes are permuted and flipped
-    # The permutation of the file's axes, and for each axis True if the axis is flipped.
+    # permutation of the file's axes, and whether each axis was flipped
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())
-    source: Any = field(default=None, repr=False)  # any data that the task's reader of images attaches to the image
+    source: Any = field(default=None, repr=False)  # data that a task's reader of images attaches
 
     header_of = staticmethod(open_reader)
     check_size = staticmethod(check_size)
@@ -58,7 +57,7 @@ class Scan:
             return cls.of(_image_in(path))
         except DataError:
             raise
-        except Exception as error:  # image readers may raise any exception if a file is damaged
+        except Exception as error:  # damaged files can make image readers raise any exception
             closed = path.exists() and not access(path, R_OK, effective_ids=True)
             raise DataError(CLOSED if closed else DAMAGED, str(error).strip()) from error
 
@@ -82,7 +81,7 @@ class Scan:
         if whole is not values and not np.allclose(values, whole, atol=1e-3):
             raise DataError("masks have values that are not whole numbers; save labels, not probabilities")
         if whole.min() < 0 or whole.max() > GREATEST:
-            raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
+            raise DataError(f"masks have values below 0 or above {GREATEST}; is one of them an image?")
         return replace(mask, values=whole.astype(np.int64))
 
     @classmethod
@@ -106,9 +105,7 @@ class Scan:
         return cls(values, affine, image.GetSpacing(), header, turn)
 
     def mask(self, path: Path) -> np.ndarray:
-        """Read the mask of this image as integers [(D,) H, W]. Raises DataError if image and mask have different
-        grids.
-        """
+        """Read this image's mask as integers [(D,) H, W]. Raises DataError if both have different grids."""
         mask = self.of_mask(path)
         self._refuse_another_place(mask, "an image and its mask", path)
         return mask.values[0]
@@ -129,15 +126,13 @@ class Scan:
             shape: the shape of an input, [C, H, W]
         """
         if values.ndim != 4:
-            raise DataError("a flat image; the task reads volumes")
+            raise DataError("the image is flat, but the task reads volumes")
         if len(values) != shape[0]:
-            raise DataError(f"the image has {len(values)} channels, the task reads {shape[0]}")
+            raise DataError(f"the image has {len(values)} channels, but the task reads {shape[0]}")
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Convert labels [(D,) H, W] from the grid of this scan's values to the grid of the image file, and return a
-        SimpleITK image.
-        """
+        """Map labels [(D,) H, W] on this scan's grid back to the grid of the image file, as a SimpleITK image."""
         import SimpleITK
 
         order, flips = self.turn
@@ -164,7 +159,7 @@ def _image_in(path: Path) -> Any:
 
 
 def _volumes_as_channels(image: Any) -> Any:
-    """Convert the volumes along a fourth axis to channels; some data sets store several MRI sequences along this
+    """Convert volumes along a fourth axis to channels, because some data sets store several MRI sequences along this
     axis.
     """
     import SimpleITK
@@ -209,9 +204,7 @@ def series_of(folder: Path) -> list[str]:
 
 
 def _refuse_gaps(files: list[str]) -> None:
-    """Raise DataError if the distances between neighbouring slices differ, because SimpleITK assumes equal
-    distances.
-    """
+    """Raise DataError if neighbouring slices have different distances, because SimpleITK assumes equal distances."""
     import SimpleITK
 
     places = []
@@ -224,7 +217,8 @@ def _refuse_gaps(files: list[str]) -> None:
     steps = np.linalg.norm(np.diff(np.array(places), axis=0), axis=1)
     if len(steps) and steps.max() > 1.1 * steps.min():
         raise DataError(
-            f"a DICOM series has slices {steps.min():.3g} to {steps.max():.3g} mm apart; is one missing or there twice?"
+            f"a DICOM series has slices {steps.min():.3g} to {steps.max():.3g} mm apart; is a slice missing, or there "
+            f"twice?"
         )
 
 

@@ -1,5 +1,5 @@
-"""Define classifications whose metric is not a mean over cases: the AUROC, and the balanced accuracy. A key of the plan
-chooses between these metrics and the accuracy.
+"""Define classifications whose metric is not a mean over cases: AUROC and balanced accuracy. The plan's key
+`task.score` chooses between these metrics and the accuracy.
 """
 
 import math
@@ -28,7 +28,7 @@ Deciding = Literal["accuracy", "balanced_accuracy", "auroc"]
 class ScoredTogether(Classification):
     """Classification whose metric gives all classes the same weight, so that a frequent class does not hide a rare one.
 
-    The metric of a case depends on all other cases, so the metric is computed for all test cases at once.
+    The metric compares cases with each other, so it is computed for all test cases at once.
 
     >>> ScoredTogether(("alive", "dead"), metric="auroc").metric
     'auroc'
@@ -61,8 +61,8 @@ class ScoredTogether(Classification):
         return {**super().measures(output, target), ACCURACY: super().case_scores(output, target)}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return counts in which the metric of each case is the metric of all cases. A single patient has an
-        accuracy, but no such metric.
+        """Return counts in which each case has the metric of all cases, because single cases have none. For single
+        patients, the counts contain the accuracy instead.
         """
         score = self.score(self.over_all(measures)[self.metric])
         counts = super().counts(
@@ -83,12 +83,11 @@ class ScoredTogether(Classification):
         return super().figures(counts) | {self.metric: total / number if number else None}
 
     def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
-        """For each patient, compute the fraction of the score that the patient's cases determine: with the AUROC, the
-        fraction of pairs that contain the patient. Return the largest of these fractions, or infinity if all cases
-        have one class.
+        """Return the largest fraction of the score that one patient's cases determine; for the AUROC, the largest
+        fraction of pairs that contain one patient. Infinity if all cases have one class.
 
-        A class with fewer than `least` patients counts as a class with one patient, even if the class has no patient.
-        Otherwise, the result would reveal whether one patient has a rare class.
+        A class with fewer than `least` patients, even with none, counts as if it had one patient. Otherwise, the result
+        would reveal whether a patient has this rare class.
         """
         from medsilo.tasks.site_data import labels_of
 
@@ -104,7 +103,7 @@ class ScoredTogether(Classification):
         sizes = (table > 0).sum(0)
         if (sizes > 0).sum() < 2:
             return math.inf
-        share = table / table.sum(0)  # of each class, the fraction of cases that belongs to each patient
+        share = table / table.sum(0)  # for each class, the fraction of its cases that each patient has
         share[:, sizes < least] = 1.0
         if self.metric == AUROC:
             rest = (table.sum(1, keepdim=True) - table) / (len(labels) - table.sum(0))
@@ -113,10 +112,10 @@ class ScoredTogether(Classification):
 
 
 class Classifying(Task):
-    """Base class of tasks that classify cases, and whose plan declares the score that decides.
+    """Base class of tasks with classes. Their key `score` names the metric by which rounds and models are chosen.
 
-    A task's objective is `classification(labels, self.score)`. A task of this class may also have other objectives; a
-    plan with another objective must leave out the key `score`.
+    The objective of such a task is `classification(labels, self.score)`. If a plan selects another objective of the
+    task, it must leave out `score`.
 
     >>> from typing import ClassVar
     >>> class Gait(Classifying):
@@ -132,10 +131,10 @@ class Classifying(Task):
     score: Deciding = Field(
         ACCURACY,
         exclude_if=lambda score: score == ACCURACY,
-        description="of a classification: the score that selects the round, decides comparisons, and is on all pages. "
-        "Choose `auroc` for two classes, or `balanced_accuracy` for more, as `medsilo init` does. With `accuracy`, a "
-        "model that always predicts a frequent class has a high score. Hospitals round the scores `auroc` and "
-        "`balanced_accuracy` more coarsely",
+        description="for a classification: the metric that selects the round, decides comparisons, and appears on all "
+        "pages. Choose `auroc` for two classes, or `balanced_accuracy` for more, as `medsilo init` does, "
+        "because a model that always predicts a frequent class has a high `accuracy`. Hospitals round "
+        "`auroc` and `balanced_accuracy` more coarsely",
     )
 
     @model_validator(mode="after")
@@ -149,7 +148,7 @@ class Classifying(Task):
 
 @cache
 def classification(labels: tuple[str, ...], score: Deciding = ACCURACY, outputs: int | None = None) -> Classification:
-    """Return the classification with a given metric. Calls with equal arguments return the same object.
+    """Return the classification with a given metric; equal arguments give the same object.
 
     >>> classification(("well", "ill"), "auroc").metric
     'auroc'
@@ -164,8 +163,8 @@ def classification(labels: tuple[str, ...], score: Deciding = ACCURACY, outputs:
 
 
 def usual_score(labels: Sequence[str]) -> Deciding:
-    """Return the usual score, which does not hide a rare class. Two classes usually have the AUROC as their score, and
-    more classes have the balanced accuracy.
+    """Return the score that `medsilo init` chooses, because it does not hide a rare class: the AUROC for two classes,
+    the balanced accuracy for more.
     """
     return AUROC if len(labels) == 2 else BALANCED
 
@@ -174,12 +173,13 @@ def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
     """Return one number for each case, so that the mean of these numbers is the metric over all cases, [cases] in
     float64.
 
-    A case's number is computed from the change of the metric if the case is left out. The variance of the numbers is
-    therefore the jackknife's variance of the metric. For the AUROC, the change is computed from the placement values of
-    DeLong (1988). If placement values are divided by the size of a class, the variance is too small for a class of few
-    cases. The AUROC of several classes is the mean over classes, each compared with all other classes.
+    The numbers are jackknife pseudo-values: a case's number shows how much the metric changes without the case.
+    Therefore, their variance is the jackknife estimate of the metric's variance. For the AUROC, the changes follow from
+    DeLong's placement values (1988). DeLong's own estimate would be too small for a class of few cases, because it
+    divides by the size of the class. The AUROC of several classes is the mean over classes, each compared with all
+    others.
 
-    If all cases have one class, both metrics are undefined, and the numbers are NaN.
+    The numbers are NaN if all cases have one class, because both metrics are then undefined.
 
     Args:
         labels: the class of each case, [cases]
@@ -195,15 +195,15 @@ def contributions(metric: str, labels: Tensor, chances: Tensor) -> Tensor:
             moved[side] += (value[side] - value[side].mean()) / max(int(side.sum()) - 1, 1) / len(parts)
     score, places = _mean(metric, parts, chances), torch.arange(number)
     sizes = labels.bincount(minlength=chances.shape[1])
-    for place in places[sizes[labels] == 1].tolist():  # without its only case, a class has no part
+    for place in places[sizes[labels] == 1].tolist():  # without its only case, a class has no metric
         rest = places != place
         moved[place] = score - _mean(metric, _parts(metric, labels[rest], chances[rest]), chances)
     return score + (number - 1) * (moved - moved.mean())
 
 
 def _parts(metric: str, labels: Tensor, chances: Tensor) -> list[tuple[list[Tensor], Tensor]]:
-    """For each class, return the masks of the cases that determine the metric of the class, and a value of each case.
-    The metric of the class is the mean value of the cases in the first mask.
+    """For each class, return masks of the cases that affect the class's metric, and a value of each case. The class's
+    metric is the mean value of the cases in the first mask.
     """
     if len(labels.unique()) < 2:
         return []
@@ -219,15 +219,16 @@ def _parts(metric: str, labels: Tensor, chances: Tensor) -> list[tuple[list[Tens
 
 
 def _mean(metric: str, parts: Sequence[tuple[list[Tensor], Tensor]], chances: Tensor) -> Tensor:
-    """Return the metric, or the metric of random guesses if all cases have one class."""
+    """Return the metric; if all cases have one class, return the metric of random guesses."""
     if not parts:
         return torch.tensor(COIN if metric == AUROC else 1 / chances.shape[1], dtype=torch.float64)
     return torch.stack([value[several[0]].mean() for several, value in parts]).mean()
 
 
 def _placements(chances: Tensor, own: Tensor) -> Tensor:
-    """For a case of the class, return the fraction of all other classes' cases with a lower probability. For a case of
-    another class, return the fraction of the class's cases with a higher probability. Equal probabilities count half.
+    """Return each case's placement value. For a case of the class, this is the fraction of other cases with a lower
+    probability. For another case, it is the fraction of the class's cases with a higher probability. Equal
+    probabilities count half.
     """
     found = torch.empty_like(chances)
     for side, sign in ((own, 1), (~own, -1)):

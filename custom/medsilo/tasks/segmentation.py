@@ -16,23 +16,21 @@ from medsilo.tasks.metrics import Measures
 from medsilo.tasks.objective import Objective
 
 SURFACE = ("hd95", "surface_dice")
-TOLERANCE = 2.0  # tolerance of surface Dice in millimetres or pixels
+TOLERANCE = 2.0  # tolerance of the surface Dice, in millimetres, or in voxels if the spacing is unknown
 FURTHEST = 1e5  # upper limit on distances between surfaces, in millimetres or pixels
-FAR = 100.0  # limit on the distance that a site discloses, which bounds one patient's influence
+FAR = 100.0  # distances are clipped to this limit before disclosure, because it bounds one patient's influence
 
 
 def likeliest(output: Tensor) -> Tensor:
-    """Return the label with the largest output at every pixel or voxel; if outputs are equal, return the lowest label.
+    """Return the label with the largest output at every pixel or voxel; of equal outputs, the lowest label.
 
-    The function `argmax` gives the same labels, but takes ten times as long on a CPU as this function.
+    `argmax` gives the same labels, but takes ten times as long on a CPU.
     """
     return output.max(1).indices
 
 
 def dice_of(found: Tensor, right: Tensor) -> Tensor:
-    """Return the Dice score of every case and structure; if a structure is neither present nor predicted, the score is
-    1.
-    """
+    """Return the Dice score of every case and structure; 1 if a structure is neither present nor predicted."""
     from monai.metrics import compute_dice
 
     return compute_dice(found, right, include_background=True, ignore_empty=False).float()
@@ -42,7 +40,7 @@ def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
     both = _dice_and_entropy()
     if output.device.type == "cpu":
         return both(output, target[:, None])
-    # The mean is computed outside cross_entropy, because within cross_entropy the order of summation varies on a GPU.
+    # computes the mean outside cross_entropy, whose order of summation varies on a GPU
     entropies = functional.cross_entropy(output, target.long(), reduction="none")
     return both.dice(output, target[:, None]) + entropies.mean()
 
@@ -101,13 +99,12 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        # If structures may overlap, the loss function has the arguments outputs, labels and annotated structures;
-        # otherwise, only outputs and labels.
+        # only the loss of overlapping structures has a third argument: the annotated structures
         given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
     def predicted(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the predicted labels, [batch, *grid]. Subclasses may set predictions to 0 at voxels that scores must
+        """Return the predicted labels, [batch, *grid]. Subclasses may set labels to 0 at voxels that scores must
         ignore.
 
         Args:
@@ -122,10 +119,10 @@ class Segmentation(Objective):
         return self.compared(self.predicted(output, target), target, self.voxel)
 
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
-        """Compare predicted labels with true labels.
+        """Compare predicted with true labels.
 
-        The function returns the metric, surface distances and volumes, and, if there are several structures, the Dice
-        score of each structure.
+        Return the metric, distances between surfaces, volumes, and, for several structures, each structure's Dice
+        score.
 
         Args:
             labels: the predicted labels, [batch, *grid]
@@ -134,14 +131,14 @@ class Segmentation(Objective):
         """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
-        # MONAI causes the warning that is suppressed here
+        # MONAI's own code causes this warning
         warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")
         found, right = (self.masks(one).cpu() for one in (labels, target))
         dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
-        # Surface distances are defined if both the true and the predicted mask contain the structure. If only one of
-        # both masks contains a structure, the surface Dice of the structure is 0.
+        # If only one of the two masks contains a structure, its surface Dice is 0, and its surface distance is
+        # undefined. If neither mask does, both are undefined.
         distances = torch.full(both.shape, torch.nan)
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():
@@ -179,9 +176,9 @@ class Segmentation(Objective):
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def judged(self, target: Tensor) -> Tensor | None:
-        """Return a Boolean tensor [batch, structures] that is true if the structure was annotated in the case.
+        """Return a Boolean tensor [batch, structures]: whether a structure was annotated in a case.
 
-        The method returns None if all structures were annotated in all cases.
+        None if all structures were annotated in all cases.
         """
         if not any(marks_in(target)):
             return None
@@ -192,7 +189,7 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the bits in a case's labels that mark the structures without annotations."""
+        """Return the bits in a case's labels that mark structures without annotations."""
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)

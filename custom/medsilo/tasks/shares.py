@@ -1,4 +1,4 @@
-"""Define a plan's keys that split patients into training, validation and test, and that divide one folder among
+"""Define the keys of a plan that split patients into training, validation and test, or divide one folder among
 simulated sites.
 """
 
@@ -12,7 +12,7 @@ Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # parameter of a Dirichlet dis
 
 
 def as_tuple(value: Any) -> Any:
-    """Convert a list from YAML to a tuple, because the strict validation of settings accepts only tuples."""
+    """Convert a list from YAML to a tuple, because settings are validated strictly."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -27,24 +27,22 @@ PARTS = ("train", "validation", "test")
 
 
 class Partition(Section):
-    """The method by which the patients in one folder are distributed to simulated sites.
+    """How the cases in one folder are distributed to simulated sites.
 
-    All cases of a patient go to the same simulated site. The kind `iid` distributes patients at random, so that the
-    numbers of patients at two sites differ by at most one.
+    The kind `iid` distributes patients at random; the numbers of patients at two sites differ by at most one.
 
-    The kind `dirichlet` samples, for each class, the sites' fractions of patients from Dirichlet(alpha). With the kind
-    `column`, the table's column `site` names the site of each case.
+    The kind `dirichlet` samples, for each class, the sites' fractions of patients from Dirichlet(alpha). With these
+    kinds, all cases of a patient go to one site. With the kind `column`, the table's column `site` names the site of
+    each case.
     """
 
     kind: Literal["iid", "dirichlet", "column"] = Field(
         "iid",
-        description="cases are divided at random (`iid`), by class in shares from a Dirichlet distribution "
-        "(`dirichlet`), or by the table's `site` column (`column`)",
+        description="`iid`: divide patients at random. `dirichlet`: divide the patients of each class in random "
+        "shares. `column`: the table's `site` column names each case's site",
     )
     alpha: Alpha = Field(
-        0.5, description="parameter of the Dirichlet distribution: the smaller, the more the sites differ"
+        0.5, description="for `dirichlet`: the smaller this number, the more the sites differ in classes"
     )
-    minimum: int = Field(3, ge=1, description="smallest number of patients at a site")
-    seed: int = Field(
-        0, ge=0, lt=2**32, description="seed with which the data are divided at random among simulated sites"
-    )
+    minimum: int = Field(3, ge=1, description="minimum number of patients at each site")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the random division among simulated sites")

@@ -1,6 +1,4 @@
-"""Hold one site's training, validation and test cases in memory or on disk, together with each case's patient and
-label.
-"""
+"""Hold one site's training, validation and test cases, in memory or on disk, with each case's patient and label."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,8 +48,7 @@ class Cases(TensorDataset):
 
 @dataclass(frozen=True)
 class SiteData:
-    """One site's data, divided into a training, a validation and a test part. No patient is in two parts of a site's
-    data.
+    """One site's data, divided into training, validation and test.
 
     >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
@@ -61,14 +58,14 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    # Type of the plan's key `shares`: the fractions of patients for training, validation and test.
+    # type of a plan's key `shares`: the fractions of patients for training, validation and test
     Shares = Annotated[WholeShares, Field(description="shares of patients for training, validation and test")]
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
     validation: Dataset
     test: Dataset
-    # The survey that was made when the data were read, or None if the task makes no survey.
+    # the survey of the data, if the task made one while reading them
     survey: "Survey | None" = field(default=None, kw_only=True)
 
     @classmethod
@@ -100,14 +97,12 @@ class SiteData:
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
-        """Create the data in memory from the inputs, the targets and the patients of the training, validation and test
-        cases.
-        """
+        """Create data in memory from the inputs, targets and patients of the training, validation and test cases."""
         return cls(*(Cases(*part) for part in parts))
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Create training, validation and test data from a list that assigns each case to one of the three.
+        """Create the data from an array that assigns each case to training, validation or test.
 
         Args:
             parts: for each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out
@@ -136,20 +131,19 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """If the plan has a cross-validation fold, divide a site's data as the fold requires; otherwise, return the data
-    unchanged.
-    """
+    """Divide a site's data as the plan's cross-validation fold requires; without a fold, return the data unchanged."""
     if task.fold is None:
         return data
     if task.mixes_patients:
         raise DataError(
-            "in this task or split, a patient's cases are in several parts, so a cross-validation is impossible"
+            "this task or split puts a patient's cases in several parts of the data, so a cross-validation is "
+            "impossible"
         )
     return folded(data, task.fold, (source.split if source else None) or 0)
 
 
 def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
-    """Divide a site's data into the training, validation and test part of a cross-validation fold.
+    """Divide a site's data again, into the training, validation and test cases of a cross-validation fold.
 
     Args:
         split: the site's seed
@@ -162,9 +156,8 @@ def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
 def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[int]]:
     """Return the indices of a fold's training, validation and test cases.
 
-    The patients are ordered by a hash of their names and the site's seed, and then assigned to folds in turn.
-
-    The fold of a patient depends neither on the study's seed nor on other sites.
+    The patients are sorted by a hash of their names and the site's seed, and assigned to folds in turn. Thus, a
+    patient's fold depends neither on the study's seed nor on other sites.
     """
     names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
     if len(names) < fold.of:
@@ -180,7 +173,7 @@ def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[in
 def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
     """Concatenate several data sets, and divide the cases into new data sets.
 
-    If all given data sets are in memory, the new data sets are in memory, too.
+    The new data sets are in memory if all given data sets are.
 
     Args:
         deals: for each new data set, the indices of its cases in the concatenation
@@ -206,19 +199,17 @@ def patients_of(data: Dataset) -> Sequence[str]:
 
 
 def records_of(data: Dataset) -> Sequence[str] | None:
-    """Return the name of the file or table row from which each case comes, or None if each case is a separate
-    record.
-    """
+    """Return the name of the file from which each case comes, or None if the data set has no such names."""
     return getattr(data, "records", None)
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return a name for every case; the name does not depend on other cases. None if the data set has no names."""
+    """Return a name for every case, independent of other cases; None if the data set has no names."""
     return getattr(data, "names", None)
 
 
 def labels_of(data: Dataset) -> Tensor | None:
-    """Return the class of every case, or None if classes are unknown until images are read."""
+    """Return the class of every case, or None if only reading the cases would show the classes."""
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]

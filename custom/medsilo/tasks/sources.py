@@ -17,15 +17,14 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.shares import Shares, as_tuple
 from medsilo.tasks.subgroups import Subgroups
 
-# Possible roles of columns if each row of the table names the files of a case.
+# roles of columns in a table whose rows name the files of cases
 ROLES = ("image", "label", "patient", "part", "site")
 MISSING = (
     *("", "NA", "N/A", "n/a", "n.a.", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.", "n.b.", "S/D", "s/d"),
-    # error values that Excel displays in cells
+    # Excel's error values
     *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),
 )
-# smallest number of patients of a class that the site did not declare; with fewer patients, the class's cases are left
-# out
+# a label that the site did not declare needs this many patients; otherwise, its cases are left out
 FEWEST = 5
 RARE = (
     f"cases have a label that fewer than {FEWEST} patients have; if it is right, declare it under data: "
@@ -37,17 +36,16 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# A function that assigns every patient to training, validation or test. The function's argument contains the patients
-# who are already assigned.
+# assigns every patient to training, validation or test; the argument contains the parts of known patients
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
-# A function with the arguments and the result of `DataSource.parts`.
+# as `DataSource.parts`: returns the part of each patient
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 
 class DataSource(Section):
     """The settings under the key `data` in a site's medsilo.yaml.
 
-    If a task prescribes the layout of files, only the key `folder` has an effect.
+    For a task that prescribes the layout of files, only the key `folder` is allowed to describe the data.
 
     >>> DataSource(folder="/data/kidney", images="images/*.nii.gz", labels="masks/*.nii.gz").folder.name
     'kidney'
@@ -56,65 +54,62 @@ class DataSource(Section):
     TABLE: ClassVar[str] = "cases.csv"  # file name of the table if the settings state no file name
 
     folder: Path
-    # Patterns of image files, relative to the folder, such as images/*.nii.gz. If each channel of an image is in a
-    # separate file, each channel has a pattern. A dictionary maps the plan's channel names to patterns; a list contains
-    # patterns in the plan's order of channels.
+    # Patterns of image files, relative to the folder, such as images/*.nii.gz. If channels are in separate files: a
+    # dictionary from the plan's channel names to patterns, or a list of patterns in the plan's order.
     images: dict[str, Pattern] | Patterns | Pattern | None = None
     labels: Pattern | None = None
     patient: Pattern | None = None  # regular expression that finds the patient in a case's name
     # file name of a table with one row per case, which is used instead of file name patterns
     table: Pattern | None = None
     head: Names = ()  # names of the table's columns, in order, if the table has no header
-    # Names of the table's columns, by their role: image, label, patient, part, site, or a column of the plan. Only the
-    # role image may have several columns.
+    # Names of the table's columns, by their role (image, label, patient, part or site) or by the plan's name of the
+    # column. Only the role image may have several columns.
     columns: dict[str, Pattern | Names] = {}
     label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
     # Structures and columns of the plan that this site did not annotate or measure.
     unannotated: Names = ()
-    # The next keys are for the task `table`. For each categorical column of the plan, this site's levels are
-    # mapped to the plan's levels.
+    # The next keys are for the task `table`. This key maps, for each column with levels, this site's levels to the
+    # plan's.
     levels: dict[str, dict[str, str | int]] = {}
     missing: Names = MISSING  # strings that stand for a missing value
     codes: dict[str, Names] = {}  # for each column of the plan, numbers that stand for a missing value, such as 999
-    limits: Names = ()  # columns in which the string <0.5 is read as 0.5, and >1000 as 1000
-    # Columns of the plan that are numbers of days between two dates: for each, the table's columns of both dates.
+    limits: Names = ()  # columns in which <0.5 is read as 0.5, and >1000 as 1000
+    # columns of the plan that count the days between two dates, each with the table's columns of the dates
     spans: dict[str, Pair] = {}
-    # Columns in which a missing value is replaced by the value in the previous row of the same patient.
+    # columns in which a missing value takes the value of the patient's previous row
     fill: Names = ()
-    # Columns that plans may predict. If a site declares any, plans can predict only the declared columns. Rows without
-    # a value in the declared columns are left out.
+    # Columns that plans may predict, if the site declares any; then, rows without a value in one of them are left out
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # columns that need a value: a row without a value in one of these columns is left out
+    required: Names = ()  # rows without a value in one of these columns are left out
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
-    # The next keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
-    # plan's signals to the names of columns in recordings. For WFDB recordings, `label` may be the ending of annotation
-    # files, such as .atr; the labels are then the rhythms in these files.
+    # The next keys are for the task `series-folder`. This key maps time, label, patient and the plan's signals to
+    # columns of the recordings. For WFDB recordings, `label` may be a suffix of annotation files, such as .atr, whose
+    # rhythms are then the labels.
     recording_columns: dict[str, Pattern] = {}
-    # sampling rate in Hz, if the recordings' rate differs from the plan's sampling rate
+    # sampling rate of the recordings in Hz, if it differs from the plan's
     rate: float | None = Field(None, gt=0, le=1e7)
-    # Fractions of patients for training, validation and test, which apply if no table assigns the patients. If a site's
-    # settings contain these fractions, no plan can change which patients are for training, validation and test.
+    # fractions of patients for training, validation and test, which replace the plan's unless a table assigns the
+    # patients
     shares: OwnShares | None = None
-    folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot change this number
-    # Subgroups of patients, such as sex, age or scanner, for which test results disclose scores.
+    folds: int | None = Field(None, ge=3, le=100)  # the only number of cross-validation folds that plans may use
+    # subgroups of patients, such as sex, age or scanner, whose test scores are disclosed
     subgroups: Subgroups = {}
-    # file that names patients to leave out, one per line; results do not disclose whether such a file exists
+    # file with the patients to leave out, one per line; results do not show whether it exists
     exclude_patients: Path | None = None
-    data_set: Path | None = None  # the folder of the accepted data set that contains these settings, if any
-    lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
+    data_set: Path | None = None  # the folder of the data set that contains these settings, if any
+    lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that all versions of the data set share
     cache_memory: int = Field(4096, ge=0, le=10_000_000)  # largest size in MiB of prepared images in memory
     cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
 
-    # A function that assigns each patient to training, validation or test, and records this at the hospital; None
-    # without a record.
+    # assigns each patient to training, validation or test, and records it at the hospital; None: no record
     _memory: Memory | None = PrivateAttr(None)
     _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
     _facts: dict[str, Any] | None = PrivateAttr(
         None
-    )  # facts about prepared images or recordings by cache key; None if the prepared data are kept
+    )  # facts about images or recordings by cache key, if a survey needs only these
 
     @field_validator("columns")
     @classmethod
@@ -124,7 +119,7 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the name that a column of the plan has at the site; by default, the site uses the plan's name."""
+        """Return the site's name of a column of the plan: by default, the plan's name."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
@@ -137,8 +132,8 @@ class DataSource(Section):
 
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
-        """Convert a pattern to a regular expression, where * matches any string without a slash, ? matches one
-        character, and **/ matches any number of folders.
+        """Convert a pattern to a regular expression: * matches any characters except slashes, ? matches one character,
+        and **/ matches any number of folders.
         """
         parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
         pieces = re.split(r"(\*\*/|\*|\?)", composed(pattern))
@@ -156,25 +151,25 @@ class DataSource(Section):
             known: further columns of the plan, which are not read
         """
         names: Mapping[str, Any] = getattr(self, key)
-        # A data set may describe more columns than one plan reads, because one data set serves several plans.
+        # a data set may describe more columns than this plan reads, because it serves several plans
         if self.data_set is None and (
             unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]
         ):
             raise DataError(
-                f"data.{key} or data.levels has a column that the plan does not read; begin each entry with the "
+                f"data.{key} or data.levels names a column that the plan does not read; begin each entry with the "
                 "plan's name of the column",
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        # Two names of columns count as equal if they differ only by upper and lower case.
+        # case is ignored, as `spelling` ignores it
         closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
-                f"the plan reads column {clash[0]!r}, which holds {', '.join(roles)} here; ask for another plan, or "
-                f"correct data.{key}"
+                f"the plan reads column {clash[0]!r}, which this site reads as {', '.join(roles)}; ask for another "
+                f"plan, or correct data.{key}"
             )
         if len(set(called.values())) < len(called):
-            raise DataError(f"data.{key}: two columns of the plan have the same name here; give each its own")
+            raise DataError(f"data.{key}: two columns of the plan have one name here; give each a name of its own")
         return called
 
     def folder_of(self, site: str, dealt: bool = False) -> Path:
@@ -189,7 +184,7 @@ class DataSource(Section):
         return own if not dealt and own.is_dir() and not own.is_symlink() else self.folder
 
     def table_file(self, folder: Path | None = None) -> Path:
-        """Return the path of the table, which is searched first in the given folder and then in the data folder."""
+        """Return the path of the table: in the given folder, or else in the data folder."""
         name = self.table or self.TABLE
         path = folder / name if folder and (folder / name).is_file() else self.folder / name
         if not path.is_file():
@@ -215,7 +210,7 @@ class DataSource(Section):
         return frozenset(line.strip() for line in lines if line.strip())
 
     def drawn_by(self, split: int, memory: Memory | None = None) -> Self:
-        """Return a copy of the data source that splits the data with the hospital's seed.
+        """Return a copy that splits the data with the hospital's seed.
 
         Args:
             split: the hospital's seed
@@ -232,18 +227,18 @@ class DataSource(Section):
 
     @property
     def leaves_out_rare(self) -> bool:
-        """True if cases are left out because too few patients have the cases' label.
+        """True if the hospital leaves out cases whose label too few patients have.
 
-        If no patients need protection, cases with a rare label are not left out. Under differential privacy, cases with
-        a rare label stay, because a patient must not affect the cases of other patients.
+        Such cases stay if no patients need protection. They also stay under differential privacy, because one patient
+        must not affect which cases of others are used.
         """
         return self.split is not None and not self.each_alone
 
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
         """Return the labels that too few patients have and that the site did not declare.
 
-        Cases with a rare label are left out, because a comparison of plans with and without this label would disclose
-        the label's patients.
+        Cases with such a label are left out, because a lead could compare plans with and without the label to learn
+        about its patients.
 
         Args:
             patients: for each label, the patients who have the label
@@ -260,7 +255,7 @@ class DataSource(Section):
 
     @property
     def each_alone(self) -> bool:
-        """True if only a patient's name determines whether the patient is for training, validation or test."""
+        """True if a patient's name alone determines the patient's part, as differential privacy requires."""
         return self._each_alone
 
     def for_study(self, only_tested: bool = False, each_alone: bool = False) -> Self:
@@ -276,7 +271,7 @@ class DataSource(Section):
         return copy
 
     def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
-        """Return the part of the data (training, validation or test) to which each patient belongs.
+        """Return the part of each patient: training, validation or test.
 
         Args:
             patients: the patients' names
@@ -291,14 +286,12 @@ class DataSource(Section):
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
     def once(self) -> Self:
-        """Return a copy of the data source that keeps no prepared images in memory, because the data are read only
-        once.
-        """
+        """Return a copy for reading the data only once, so that prepared images need not stay in memory."""
         return self.model_copy(update={"cache_memory": 0})
 
     def for_facts(self, known: dict[str, Any]) -> Self:
-        """Return a copy of the data source for a survey; the copy stores facts about images or recordings, and keeps no
-        prepared images.
+        """Return a copy for a survey, which stores facts about images or recordings in `known`, and keeps no prepared
+        images.
         """
         copy = self.once()
         copy._facts = known
@@ -306,16 +299,16 @@ class DataSource(Section):
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """The facts about prepared images or recordings, by cache key; None if the prepared images or recordings
-        themselves are kept.
+        """Facts about images or recordings, by cache key; None if the prepared images or recordings themselves are
+        kept.
         """
         return self._facts
 
     def check_folder(self) -> None:
         if self.folder.is_file():
             raise DataError(
-                "the data are a file, and have to be a folder; give the folder that it lies in, and its name as "
-                "data.table in medsilo.yaml",
+                "the data must be a folder, but are a file; give the file's folder, and its name as data.table in "
+                "medsilo.yaml",
                 private=str(self.folder),
             )
         if not self.folder.is_dir():
@@ -324,7 +317,7 @@ class DataSource(Section):
 
 
 def links_out(folder: Path) -> list[str]:
-    """Return the relative paths of all symbolic links, except hidden files, that lead out of a folder."""
+    """Return the relative paths of all symbolic links that lead out of a folder, without hidden files."""
     inside, found = folder.resolve(), []
     for place, folders, files in walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

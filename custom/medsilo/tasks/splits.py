@@ -1,7 +1,4 @@
-"""Split patients into training, validation and test, and distribute cases to simulated sites.
-
-All cases of a patient are in one part of the data, and at one site.
-"""
+"""Split patients into training, validation and test, and distribute cases to simulated sites."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,15 +13,14 @@ from medsilo.learning.seeds import seed_for
 from medsilo.tasks.cells import level
 from medsilo.tasks.shares import PARTS, Partition, Shares
 
-# The parts of ten consecutive patients: train (0), validation (1), test (2). The first three patients are in three
-# different parts.
+# The parts of ten consecutive patients: train (0), validation (1), test (2). Even three patients fill all parts.
 TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
-NEAR = 1e-9  # tolerance for rounding errors in products that would be integers without rounding
+NEAR = 1e-9  # tolerance for rounding errors, so that 2.9999999999 counts as 3
 
 
 def parts_in_turn(patients: int) -> np.ndarray:
-    """Return the part of each patient, [patients]: one half of the patients are for training, one fifth for validation,
-    and three tenths for test.
+    """Return the part of each patient, [patients]: one half for training, one fifth for validation, three tenths for
+    test.
 
     >>> sorted(parts_in_turn(10).tolist())
     [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
@@ -68,14 +64,14 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Assign patients to training, validation and test. Each of the three gets about the given fraction of all
-    patients, and about the same fraction of each class's patients.
+    """Assign patients to training, validation and test.
 
-    If there are enough patients, no part of the data is empty.
+    Each part gets about the given fraction of all patients, and of each class's patients. If there are at least three
+    patients, no part is empty.
 
-    The patients of a class are ordered by a hash of their names, and then divided according to the given fractions.
-    Patients whom earlier studies assigned to training, validation or test keep this assignment. New patients follow in
-    the order of the hashes of names; each goes to the part that is furthest below its intended size.
+    The patients of each class are sorted by a hash of their names, and divided in this order. Patients whom earlier
+    studies assigned keep their part. New patients then follow in the order of their hashes, each into the part that
+    lacks most patients.
 
     Args:
         classes: the class of each patient, or the same value for all patients
@@ -99,8 +95,8 @@ def parts_by_rank(
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
     """For each class, return the number of patients in each part.
 
-    First, the number of patients of each class and part is rounded down. Each patient who remains after rounding goes
-    to the part with the largest remainder; parts that are full are left out.
+    First, all numbers are rounded down. Then each remaining patient of a class goes to the part with the largest
+    remainder, if possible to a part that is not full.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -117,8 +113,8 @@ def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
 
 
 def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
-    """Return the number of patients in each part, by the largest remainder method. If there are enough patients, each
-    part of the data gets at least one patient.
+    """Return the number of patients in each part, by the largest remainder method. If there are at least three
+    patients, each part gets at least one.
     """
     exact = np.asarray(shares) * patients
     totals = np.floor(exact + NEAR).astype(int)
@@ -133,9 +129,7 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Assign each new patient to the part (training, validation or test) that is furthest below its intended size.
-    Known patients stay in their parts.
-    """
+    """Assign each new patient to the part that lacks most patients. Known patients stay in their parts."""
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]
@@ -188,14 +182,14 @@ def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarra
 
 
 def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
-    """Return the indices of the samples that a table's column assigns to each site. Raises DataError if a site has no
-    sample.
+    """Return, for each site, the indices of the samples that a table's column assigns to it. Raises DataError if a site
+    has no sample.
 
-    If the table names no site for a sample, the sample is left out. The cell 3.0 matches the site 3. If no site matches
-    a cell, the cell is compared a second time after replacing characters that names of sites can't have.
+    Samples without a known site are left out. The cell 3.0 matches the site 3, and a cell with characters that site
+    names can't have matches the site with replaced characters.
     """
     places = {level(site): number for number, site in enumerate(sites)}
-    owners = {  # each distinct name is compared only once
+    owners = {  # compares each distinct name only once
         name: places.get(level(name), places.get(level(safe_name(name)), -1)) for name in dict.fromkeys(natural)
     }
     column = np.fromiter((owners[name] for name in natural), int, len(natural))
@@ -207,11 +201,11 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
 
 
 def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Distribute samples to sites; for each class, the sites' proportions are sampled from Dirichlet(alpha) (Yurochkin
-    et al. 2019).
+    """Distribute samples to sites: for each class, sample the sites' proportions from Dirichlet(alpha) (Yurochkin et
+    al. 2019).
 
-    If a site gets too few samples, the proportions are sampled again. If all attempts fail, random samples of the best
-    attempt move from the largest sites to the smallest sites.
+    If a site gets too few samples, the proportions are sampled again. If all attempts fail, the best attempt is used,
+    and random samples move from its largest to its smallest sites.
 
     Args:
         labels: the class of each sample, [n] integers
@@ -251,7 +245,7 @@ def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Genera
     for label in range(classes.max(initial=-1) + 1):
         members = random.permutation(np.flatnonzero(classes == label))
         ends = np.floor(np.cumsum(random.dirichlet(np.full(sites, alpha))) * len(members))
-        # The last site gets all samples that are left, so the end of the last site's range is not needed.
+        # the last site gets all remaining samples, so its end is not needed
         owners[members] = np.searchsorted(ends[:-1], np.arange(len(members)), side="right")
     return owners
 

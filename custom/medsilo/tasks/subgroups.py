@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.columns import TextColumn
     from medsilo.tasks.sources import DataSource
 
-HOSPITAL = "hospital"  # name of the predefined subgroup, whose levels are the hospitals
+HOSPITAL = "hospital"  # a predefined subgroup, whose levels are the hospitals
 MOST_SUBGROUPS, MOST_LEVELS = 6, 12
 SubgroupWord = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]{0,58}\S)?$")]
 Ends = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
@@ -26,23 +26,23 @@ Members = dict[str, dict[str, str]]
 
 
 class Subgroup(Section):
-    """A table's column by which patients are grouped, either by the column's levels or by bands of its numbers.
+    """A table's column that groups patients, by its levels or by bands of its numbers.
 
     >>> Subgroup(column="age", bands=(40, 60)).words
     ('under 40', '40 to under 60', '60 and over')
     """
 
     column: Annotated[str, Field(min_length=1, max_length=500)]
-    # Maps the column's levels to the names that test results disclose.
+    # maps the column's levels to the names that leave the hospital
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
     bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
-    # name of the table in the data folder that contains the subgroup's column; None: the table of cases contains it
+    # table in the data folder with this column; None: the table of cases
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if bool(self.levels) == bool(self.bands):
-            raise ValueError(f"column {self.column!r}: give its levels, or the bands of its numbers")
+            raise ValueError(f"column {self.column!r}: give either its levels, or the bands of its numbers")
         if list(self.bands) != sorted(set(self.bands)):
             raise ValueError(f"bands {list(self.bands)}: the limits must increase")
         return self
@@ -57,7 +57,7 @@ class Subgroup(Section):
         return (f"under {ends[0]}", *between, f"{ends[-1]} and over")
 
     def named(self, values: tuple[str, ...], decimal: str) -> list[str | None]:
-        """For each cell of the column, return the name of its level or band, or None if no level or band matches."""
+        """Return the name of the level or band of each cell, or None for a cell that matches none."""
         if not self.bands:
             known = {level(str(own)): name for own, name in self.levels.items()}
             return [known.get(level(value)) for value in values]
@@ -79,8 +79,8 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 def members_of(source: "DataSource", folder: Path) -> Members:
     """Return each patient's level in each subgroup that a data source declares.
 
-    The first row of a patient that contains a number determines the patient's band. If the rows of a patient have
-    different levels, the patient is left out of the subgroup.
+    The first number in a patient's rows determines the band. A patient whose rows have different levels is left out of
+    the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 
@@ -111,7 +111,7 @@ def column_of(
     found = read_columns((source.model_copy(update={"table": table}) if table else source).table_file(folder))
     own, patient = found.find(column), found.find(source.column("patient"))
     if own is None:
-        raise DataError(f"data.subgroups: the table lacks the column of {name!r}; correct it", column)
+        raise DataError(f"data.subgroups: the table lacks the column of {name!r}; correct the column's name", column)
     if patient is None and table:
         raise DataError(f"data.subgroups: the table of {name!r} lacks a column of patients; name it under data.columns")
     return found.column(own), found.line_names() if patient is None else found.column(patient)

@@ -24,9 +24,9 @@ Severity = Literal["stops", "left out", "note"]
 class Problem:
     """A problem of a site's data, and the number of affected cases.
 
-    The description names the problem and, after "; ", the remedy. The description contains no number of cases or
-    patients: a reader writes this number only into `count`, which the check suppresses if it is small. The description
-    names no file and no patient. The private texts name files or patients, so they must not leave the hospital.
+    The description `what` states the problem and, after "; ", the remedy. It names no file and no patient, and contains
+    no number of cases or patients. This number is only in `count`, which `medsilo check` suppresses if it is small. The
+    texts in `private` may name files or patients, so they must not leave the hospital.
 
     The severity is "stops" if training rejects the data, "left out" if training leaves out the affected cases, and
     "note" if all cases are used.
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def counted(self) -> str:
-        """The description with the exact count, which only people who may read the data may see."""
+        """The description with the exact count, for persons who may see the data."""
         return self.told(str)
 
     def told(self, shown: Callable[[int], object]) -> str:
@@ -54,7 +54,7 @@ class Problem:
 
 def refuse_what_stops(problems: Sequence[Problem]) -> None:
     if wrong := [problem for problem in problems if problem.severity == "stops"]:
-        # A part may have no cases because all cases were left out.
+        # a part may be empty because its cases were left out, so name the reasons
         if any("no cases" in problem.what for problem in wrong):
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
@@ -77,7 +77,7 @@ class Survey:
     """Counts, ranges and problems of a site's data; a field is empty if it does not apply to the task."""
 
     parts: dict[str, PartFacts]  # counts of the training, validation and test part
-    # For each label in the site's files, the number of cases that have the label.
+    # number of cases with each label value in the site's files
     label_values: dict[str, int] = field(default_factory=dict)
     size: tuple[Range, ...] | None = None  # range of the number of voxels in the files along x, y (and z)
     spacing: tuple[Range, ...] | None = None  # range of the voxel spacing in millimetres along x, y (and z)
@@ -85,11 +85,11 @@ class Survey:
     seconds: Range | None = None  # range of the recordings' lengths in seconds
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # True if a table assigns cases to training, validation or test
-    # False if the site's data name no patients, so that each case counts as a separate patient.
+    # False if each case counts as a separate patient, because the data name no patients
     patients_named: bool = True
-    # For each DICOM element that identifies patients, the number of DICOM series that contain the element.
+    # for each DICOM element that identifies patients, the number of series that contain it
     identifiers: dict[str, int] = field(default_factory=dict)
-    # For each input, the mean and the standard deviation with which training standardises the input.
+    # mean and standard deviation with which training standardises each input
     scales: dict[str, Range] = field(default_factory=dict)
     absent: tuple[str, ...] = ()  # the plan's structures and columns that the site's data lack
 
@@ -99,7 +99,7 @@ class Survey:
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Create the survey of data that could not be read; the reason is the survey's only problem."""
+        """Create a survey of data that could not be read, with the reason as the only problem."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 
@@ -109,7 +109,7 @@ def range_of(values: Iterable[float]) -> Range | None:
 
 
 def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
-    """Return the range of values along each axis; None if images have different numbers of axes."""
+    """Return the range along each axis; None if images differ in their number of axes."""
     known = list(several)
     if not known or len({len(values) for values in known}) > 1:
         return None
@@ -121,7 +121,7 @@ def digest(values: "Tensor") -> str:
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Count the images whose hash equals the hash of an image earlier in the list."""
+    """Count the images that are copies of earlier images, by their hashes."""
     return sum(count - 1 for count in Counter(digests).values())
 
 
@@ -132,7 +132,7 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def survey_of(task: "Task", read: "Callable[[], SiteData]") -> Survey:
-    """Survey a task's data by reading the data as training does."""
+    """Survey a task's data, reading it as training does."""
     try:
         data = read()
     except DataError as error:
@@ -141,7 +141,7 @@ def survey_of(task: "Task", read: "Callable[[], SiteData]") -> Survey:
 
 
 def surveyed(parts: "dict[str, Dataset]", mixes_patients: bool = False) -> Survey:
-    """Survey cases by reading every case of every part once."""
+    """Survey the parts of a site's data by reading every case once."""
     import torch
 
     from medsilo.tasks.site_data import patients_of

@@ -11,7 +11,7 @@ from medsilo.tasks.metrics import Counts, Measures, means
 from medsilo.tasks.objective import Objective
 
 AT_ONCE = 2**24  # limit on the number of pairs of cases that are compared at once
-# Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs.
+# measures of each case with an event: its numbers of concordant and of comparable pairs
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
 COIN = 0.5  # concordance index of a model that assigns equal risks to all cases
@@ -19,13 +19,10 @@ RISK = "log_risk"  # name of the column in predictions.csv that contains the ris
 
 
 class Survival(Objective):
-    """Survival analysis, whose loss is Cox's negative log partial likelihood over a batch, and whose metric is
-    Harrell's concordance index.
+    """Survival analysis with Cox's negative log partial likelihood as loss, and Harrell's concordance index as metric.
 
-    The network's output is a case's log relative risk, and a target is [time, event].
-
-    In a target, "event" is 1 if the event occurred at the time, and 0 if the case was last observed without an event
-    (censored).
+    The network's output is a case's log relative risk. A target is [time, event]. The event is 1 if it occurred at this
+    time, and 0 if the case was last observed then without an event (censored).
     """
 
     metric = "concordance"
@@ -37,15 +34,15 @@ class Survival(Objective):
     )
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the terms of Breslow's partial likelihood, one for each case.
+        """Return the terms of Cox's loss, one for each case, with Breslow's treatment of equal times.
 
-        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The loss
-        term of a censored case is 0.
+        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The term
+        of a censored case is 0.
         """
         risks, (times, events) = output[:, 0], target.to(output.dtype).unbind(1)
         order = times.argsort(descending=True, stable=True)
         sums = risks[order].logcumsumexp(0)
-        # Cases with equal times are at risk together, so each sum includes all cases with the same time.
+        # cases with equal times are at risk together, so the sum for each includes all of them
         last = torch.searchsorted(-times[order], -times[order], right=True) - 1
         terms = (sums[last] - risks[order]) * events[order]
         return torch.empty_like(terms).index_copy(0, order, terms)
@@ -68,8 +65,8 @@ class Survival(Objective):
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return a number for each selected case, so that the mean of these numbers is the concordance index.
 
-        The number for a case is computed from the change of the concordance index if the case is left out. The variance
-        of the numbers is therefore the jackknife's.
+        The numbers are jackknife pseudo-values: a case's number shows how much the index changes without the case.
+        Therefore, their variance is the jackknife estimate of the index's variance.
         """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))
@@ -94,8 +91,7 @@ class Survival(Objective):
         """Return two numbers that can be added over hospitals: concordance index times number of cases, and number of
         cases.
 
-        The first sum divided by the second sum is the mean concordance index over hospitals, weighted by numbers of
-        cases.
+        The quotient of the two sums is the mean concordance index over hospitals, weighted by numbers of cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else math.nan
@@ -106,8 +102,8 @@ class Survival(Objective):
         return {self.metric: 2}
 
     def sway(self, data: Dataset, patients: Sequence[str], least: int = 0) -> float | None:
-        """For each patient, compute the fraction of comparable pairs that contain the patient. Return the largest of
-        these fractions; infinity if no pairs are comparable.
+        """Return the largest fraction of comparable pairs that contain one patient; infinity if no pairs are
+        comparable.
         """
         target = getattr(data, "targets", None)
         if not isinstance(target, Tensor) or not len(target):
@@ -117,8 +113,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # As the second member of a pair, a case is paired with each earlier event. A censored case is also paired with
-        # each event at the same time.
+        # The case that was observed longer is paired with each earlier event, and, if it is censored, also with each
+        # event at the same time
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
@@ -128,9 +124,8 @@ class Survival(Objective):
 def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """For each case with an event, count the concordant and the comparable pairs, [cases] in float64.
 
-    A case with an event is compared with every case that was observed for a longer time, or for an equal time without
-    an event. A pair is concordant if the case with the event has the higher risk of the two cases; equal risks count
-    half (Harrell 1982).
+    A case with an event can be compared with every case that was observed longer, or equally long without an event. The
+    pair is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982).
     """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for first, better, later in _pairs(risks, target):
@@ -139,9 +134,7 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """For each case, count the concordant and the comparable pairs in which this case was observed longer than the
-    other case.
-    """
+    """For each case, count the concordant and the comparable pairs in which it is the case that was observed longer."""
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for _, better, later in _pairs(risks, target):
         right, compared = right + better.sum(0), compared + later.sum(0)
@@ -149,12 +142,10 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Pair each case that has an event with every case. Yield the indices of cases with events, and the concordance and
-    the comparability of the pairs.
+    """Pair each case that has an event with every case.
 
-    For a pair of cases, the concordance is 1 if the pair is concordant, and 0.5 for equal risks. For a pair of cases,
-    the comparability is 1 if the pair can be compared, and 0 otherwise. The concordance and the comparability are
-    tensors [events, cases].
+    Yield the indices of some cases with events, and two tensors [events, cases]. The first is 1 for concordant pairs,
+    0.5 for comparable pairs with equal risks, and 0 otherwise. The second is 1 for comparable pairs, and 0 otherwise.
     """
     times, censored = target[:, 0], target[:, 1] == 0
     for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):

@@ -1,5 +1,5 @@
-"""Read a hospital's table row by row from CSV, Parquet, Stata, SAS or Excel, within size limits that protect against
-hostile files.
+"""Read a hospital's table row by row from CSV, Parquet, Stata, SAS or Excel. Size limits protect against hostile
+files.
 """
 
 import csv
@@ -28,7 +28,7 @@ PARQUET = (".parquet", ".pq")
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
 Lines = Iterator[tuple[str, list[str]]]  # for each row, the row's name in messages, and the cells
 Read = tuple[list[str], Lines]  # the names of a table's columns, and the table's rows
-TITLE = 0.6  # minimum fraction of non-empty cells in a header; a row with a smaller fraction is a title
+TITLE = 0.6  # a row above the header with a smaller fraction of non-empty cells is a title
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
 
@@ -63,7 +63,7 @@ class TableReader:
     LONGEST: ClassVar[int] = 1000  # largest number of characters in a cell
     TOO_MANY: ClassVar[str] = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 
-    # for each column name, the index of the column's cell in a row
+    # index of each column's cell in `lines`
     columns: dict[str, int] = field(default_factory=dict)
     # for each row, the row's name in messages, and the cells
     lines: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -71,13 +71,13 @@ class TableReader:
     uneven: list[str] = field(default_factory=list)
     long: list[str] = field(default_factory=list)  # names of rows with a cell that is too long
     coding: str = ""
-    # Name of a column that identifies rows; if the table lacks the column, a hash of the whole row identifies a row.
+    # the column that identifies rows; if the table lacks it, each row is identified by a hash of all its cells
     named_by: str = ""
     nameless: bool = False
     head: Sequence[str] = ()  # names of a CSV file's columns, if the file has no header
 
     def add(self, place: str, cells: Sequence[str]) -> None:
-        """Add a row. If a cell is too long, the row is left out, and the row's name is recorded.
+        """Add a row. A row with a cell that is too long is left out, and its name is recorded.
 
         Args:
             place: the row's name
@@ -101,7 +101,7 @@ class TableReader:
         try:
             size = path.stat().st_size
         except OSError as error:
-            told = "the table is not there; correct data.table in the site's medsilo.yaml"
+            told = "the table does not exist; correct data.table in the site's medsilo.yaml"
             raise DataError(told, str(path)) from error
         if size > MOST_BYTES:
             raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
@@ -120,7 +120,7 @@ class TableReader:
         spelt = spelling(head)
         places = [head.index(str(spelt(name))) for name in self.columns]
         self.nameless = self.lacks_names(head)
-        if self.nameless:  # the hash of a row must not depend on the columns that the plan names
+        if self.nameless:  # the hash covers all cells, so that it does not depend on the plan's columns
             self.columns[self.named_by] = len(places)
         for place, cells in lines:
             if len(cells) != len(head):
@@ -151,7 +151,7 @@ ENDINGS = (*TableReader.PLAIN, *OFFICE)
 
 
 def _digest(head: Sequence[str], cells: Sequence[str]) -> str:
-    """Return a hash of a row; the hash does not depend on the order of columns."""
+    """Return a hash of a row, independent of the order of columns."""
     told = (composed(cell.strip()) for _, cell in sorted(zip(head, cells, strict=True)))
     return hashlib.sha256("\x1f".join(told).encode()).hexdigest()[:32]
 
@@ -194,7 +194,7 @@ def _bounded(file: TextIO) -> Iterator[str]:
 
 
 def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that maps the name of a column, in any spelling, to the table's spelling of this name.
+    """Return a function that maps a column's name to the table's spelling of it, or to None.
 
     Upper and lower case are not distinguished, unless two columns have names that differ only by case.
 
@@ -208,8 +208,8 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Map the name of each column that is read to the column's index. Raises DataError unless the table has each needed
-    column exactly once.
+    """Return the columns to read, each with its index in the rows that are read. Raises DataError if a needed column is
+    missing, or if the table has a column twice.
     """
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
@@ -229,7 +229,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
 
 
 def titles_above(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
-    """Return the count of title rows above the header of a table, and the count of the table's columns.
+    """Return the number of title rows above a table's header, and the number of its columns.
 
     >>> titles_above([["Export 2024", ""], ["", ""], ["age", "sex"], ["61", "f"]]), titles_above([["age", "sex"]])
     ((2, 2), (0, 2))
@@ -253,7 +253,7 @@ def _in_columns(path: Path) -> Read:
 
 
 def frame_of(path: Path) -> Any:
-    """Read a Stata, SAS or Excel file as a pandas data frame; in the data frame, None marks a missing value."""
+    """Read a Stata, SAS or Excel file as a pandas data frame with None for missing values."""
     try:
         import pandas
 
@@ -270,7 +270,7 @@ def frame_of(path: Path) -> Any:
         ) from error
     except DataError:
         raise
-    except Exception as error:  # the functions of pandas may raise any exception if a file is damaged
+    except Exception as error:  # damaged files can make pandas raise any exception
         raise DataError("the table can't be read; export it again, or save CSV", f"{path}: {error}") from error
     return frame.astype(object).where(frame.notna(), None)
 
@@ -296,8 +296,8 @@ def _sheet(sheets: Mapping[str, Any]) -> Any:
         name for name in order[1:] if len(tables[name]) > 4 and tables[name].size > tables[order[0]].size / 10
     ]:
         raise DataError(
-            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per "
-            "patient, or save only the sheet to learn from",
+            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per patient, or "
+            f"save only one of them",
             private=", ".join([order[0], *others]),
         )
     return tables[order[0]]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class Fold(Section):
-    """A cross-validation fold. The patients of a site are divided into equally large groups. One group is for test, the
-    next group for validation, and all other groups for training.
+    """A cross-validation fold. Each site's patients are divided into groups of about equal size: one for test, the next
+    for validation, and all others for training.
     """
 
-    number: int = Field(ge=1, le=100, description="which fold is tested, counted from 1")
-    of: int = Field(ge=3, le=100, description="number of folds; each patient is tested in one fold")
+    number: int = Field(ge=1, le=100, description="which fold contains the test patients, counted from 1")
+    of: int = Field(ge=3, le=100, description="number of folds; each patient is a test patient in one of them")
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> "Fold":
@@ -42,8 +42,8 @@ class Fold(Section):
 class Task(Section):
     """A task of the plan. The task reads cases, defines the training objective, and applies models to new cases.
 
-    The attribute `goal` is the training objective, and the attribute `use` describes how models are applied to new
-    cases. Every subclass declares `name: Literal["..."] = "..."`.
+    The attribute `goal` is the training objective, and `use` describes how to apply models to new cases. Every subclass
+    declares `name: Literal["..."] = "..."`.
 
     >>> from typing import ClassVar, Self
     >>> from medsilo.extend import Classification, Task
@@ -61,9 +61,9 @@ class Task(Section):
     title: ClassVar[str]
     synthetic: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False  # True if a site must name a folder of data
-    # True if a patient may have several cases, so that a site's weight is its number of patients.
+    # True if patients may have several cases; then, a site's weight is its number of patients by default
     by_patient: ClassVar[bool] = False
-    # True if the plan names labels or outcome columns that a site's data must contain.
+    # True if the plan names labels or outcome columns that every site's data must contain
     names_outcome: ClassVar[bool] = False
     split_by_site: ClassVar[bool] = False  # True if a site's settings can determine the split of the site's data
     scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains the model
@@ -72,8 +72,8 @@ class Task(Section):
     name: str
     fold: Fold | None = Field(
         None,
-        description="`{number: 1, of: 5}`: the first of five folds of a cross-validation. Each site assigns its "
-        "patients to folds; `medsilo compare --folds 5` runs all folds. `null`: the task's usual split",
+        description="`{number: 1, of: 5}`: run the first of five folds of a cross-validation. Each site assigns its "
+        "patients to folds. `medsilo compare --folds 5` runs all five. `null`: the task's usual split",
     )
 
     @property
@@ -83,7 +83,7 @@ class Task(Section):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of labels, structures or inputs with which the plan refers to a hospital's data."""
+        """The names in the plan that refer to a hospital's data: labels, structures or inputs."""
         return tuple(self.goal.structures) or self.goal.label_names
 
     @property
@@ -94,15 +94,15 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the task's default network, for plans that name no network. If the method returns only a name, the
-        network with this name gets default settings.
+        """Return the network for plans that name none: a network, or the name of a network, which then gets default
+        settings.
         """
 
     # ------------------------------------------------------------------ inputs
     @property
     @abstractmethod
     def channels(self) -> int:
-        """Number of channels of an input [channels, *axes], or number of values of an input [values]."""
+        """Number of channels of an input [channels, *axes], or of values of an input [values]."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -126,24 +126,22 @@ class Task(Section):
 
     @property
     def largest_input(self) -> float:
-        """Order of magnitude of the largest value in the network's inputs; by default, the largest 16-bit value."""
+        """Order of magnitude of the largest input value; by default, the largest 16-bit value."""
         return 65_535.0
 
     # ------------------------------------------------------------------- patients
 
     def across_patients(self) -> str:
-        """Describe how one patient's inputs depend on other patients of the hospital, and name a remedy.
+        """Describe how a patient's inputs depend on other patients of the hospital, and the remedy; "" if they don't.
 
-        The description is empty if the inputs of a patient do not depend on other patients. Differential privacy
-        requires that every task class defines this method itself, even if a base class defines the method.
+        For differential privacy, each task class must define this method itself, even if its base class does, so that
+        nobody inherits a promise by accident.
         """
         raise NotImplementedError
 
     @property
     def not_private(self) -> str:
-        """Return the reason why this task does not support differential privacy, or an empty string if the task
-        supports it.
-        """
+        """Return the reason why the task does not support differential privacy, or "" if it does."""
         if self.goal.unbounded:
             return self.goal.unbounded
         if self.fold is not None:
@@ -156,15 +154,14 @@ class Task(Section):
 
     @property
     def mixes_patients(self) -> bool:
-        """True if the cases of one patient may be in more than one part of the data (training, validation, test).
-
-        The cases of a patient may be in several parts if each site is one person, or if the plan allows several parts.
+        """True if a patient's cases may be in several parts of the data, because each site is one person, or because
+        the plan allows it.
         """
         return False
 
     @property
     def deals(self) -> bool:
-        """True if the plan divides the data in one folder among simulated sites."""
+        """True if the plan divides one folder's data among simulated sites."""
         return False
 
     # ------------------------------------------------------------------ a site's data
@@ -180,13 +177,13 @@ class Task(Section):
         """
 
     def tests_as(self, other: "Task") -> bool:
-        """Return True if scores of this task and another task are comparable, because both tasks test the same cases in
-        the same way.
+        """Return True if this task and another task test the same cases in the same way, so that their scores are
+        comparable.
         """
         return self == other
 
     def check_source(self, source: "DataSource | None") -> None:
-        """Raise DataError if the site's settings show, before any file is read, that the data cannot be read."""
+        """Raise DataError if the site's settings already show that the data can't be read."""
         if source is not None:
             source.check_folder()
         elif self.needs_data:
@@ -214,8 +211,8 @@ class Task(Section):
         return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Read a site's data as training does, and return the survey. Faults of the data raise no errors; the survey
-        lists them.
+        """Read a site's data as training does, and return the survey, which lists faults of the data instead of raising
+        errors.
 
         Args:
             site, sites, seed, source: as for `site_data`
@@ -227,12 +224,12 @@ class Task(Section):
     # ---------------------------------------------------------------------- the network's inputs
     @property
     def variation(self) -> "Draw | DrawBatch | None":
-        """The function that augments or crops training cases at random from a given seed; None if training cases stay
+        """A function that augments or crops a training case at random, by a given seed; None if cases stay
         unchanged.
         """
         return None
 
-    draws: ClassVar[bool] = False  # True if an epoch consists of random batches instead of a pass over all cases
+    draws: ClassVar[bool] = False  # True if an epoch consists of random batches, instead of one pass over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         """Return the cases of the next training batches, in the order of the batches.
@@ -243,13 +240,12 @@ class Task(Section):
             steps: the number of batches
             seed: seed of the random choice
         """
-        raise TypeError(f"task {self.name} makes no batches of its own")
+        raise TypeError(f"task {self.name} does not make its own batches")
 
     @property
     def piece(self) -> "Draw | None":
-        """The function that crops a case to the task's shape, at random from a given seed and without augmentation.
-
-        If the method returns None, cases already have the task's shape.
+        """A function that crops a case to the task's shape at random, by a given seed, without augmentation; None if
+        cases already have this shape.
         """
         return None
 
@@ -258,7 +254,7 @@ class Task(Section):
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return the network's output for whole cases, in the form that evaluation and prediction need.
+        """Return the network's output for whole cases, as evaluation and prediction need it.
 
         Args:
             network: the network
@@ -268,6 +264,6 @@ class Task(Section):
 
 
 def check_absent(told: Sequence[str], task: Task) -> None:
-    """Raise Refused if a hospital reports that its data lack a label that the task requires."""
+    """Raise Refused if a hospital reports that its data lack something that the task requires."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
         raise Refused(f"the hospital's data lack {plain(strangers[0], 40)}; under this plan, every hospital needs it")

@@ -31,10 +31,10 @@ def predict(
     """Predict masks or classes of images or recordings, or the target of each line of a table.
 
     For images, the output folder gets a mask on the grid of each image, predictions.csv and .json, and overview.png
-    with outlines. For tables and recordings, it gets predictions.csv and .json, with a row for each line or window. For
-    recordings, it also gets recordings.csv, with a row for each recording. A model of the task dicom-folder writes a
-    DICOM segmentation and a structured report for each series. Several models predict as an ensemble, by the mean of
-    their probabilities. The exit code is 1 if any image, line or recording failed.
+    with outlines. For tables and recordings, the folder gets predictions.csv and .json, with a row for each line or
+    window. For recordings, there is also recordings.csv, with a row for each recording. A model of the task
+    dicom-folder writes a DICOM segmentation and a structured report for each series. Several models predict as an
+    ensemble, by the mean of their probabilities. The exit code is 1 if any image, line or recording failed.
     """
     screen.note("reading the model")
     from medsilo.site.settings import make_settings

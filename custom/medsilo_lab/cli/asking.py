@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 Said = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="answer to a question")]
 Called = Annotated[
     list[str] | None,
-    typer.Option("--call", metavar="WORD=NAME", help="the name that plans use for a column, level or class"),
+    typer.Option("--call", metavar="WORD=NAME", help="let plans use NAME for the column, level or class WORD"),
 ]
 Subgroups = Annotated[
     list[str] | None,
     typer.Option(
         "--subgroup",
         metavar="NAME=COLUMN",
-        help=("report scores by subgroup of patients; age=COLUMN:40,60 makes bands"),
+        help=("report test scores by a subgroup of patients; for numbers, age=COLUMN:40,60 sets the limits of bands"),
     ),
 ]
-AnswersFile = Annotated[Path | None, option("FILE", "answers as YAML, KEY: VALUE in each line")]
+AnswersFile = Annotated[Path | None, option("FILE", "a file with answers to the questions, as YAML lines KEY: VALUE")]
 Yes = Annotated[
     bool, typer.Option("--yes", help="accept safe default answers, and stop at a question without a safe default")
 ]

@@ -40,7 +40,9 @@ def demo(
     screen: Console,
     *,
     rounds: Annotated[int, option("N", "number of rounds of each run", min=1)] = 12,
-    seeds: Annotated[Any, option("N,N,N", "seeds of data, weights and order", parser=seeds_of)] = DEMO_SEEDS,
+    seeds: Annotated[
+        Any, option("N,N,N", "seeds of the random numbers for data, weights and order of cases", parser=seeds_of)
+    ] = DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
     """Compare single-site, federated and centralised training of three synthetic hospitals, on one page.
@@ -70,13 +72,15 @@ def demo(
 def compare(
     screen: Console,
     *,
-    task: Annotated[str | None, option("TASK", f"the task, of 'medsilo list' (default: {USUAL_TASK})")] = None,
-    plan: Annotated[Path | None, option("PLAN", "plan or job folder from which every configuration starts")] = None,
+    task: Annotated[str | None, option("TASK", f"a task that 'medsilo list' shows (default: {USUAL_TASK})")] = None,
+    plan: Annotated[
+        Path | None, option("PLAN", "plan or job folder that all rows change (default: medsilo's default plan)")
+    ] = None,
     methods: Annotated[
         list[str],
         several(
             "M,M:KEY=VALUE",
-            "methods, one per row, each with changes to the method's keys: local,fedavg,fedprox:mu=0.1",
+            "methods to compare, each with optional values of its keys: local,fedavg,fedprox:mu=0.1",
             autocompletion=completion.methods,
         ),
     ],
@@ -84,37 +88,40 @@ def compare(
         list[str],
         several(
             "'TITLE: KEY=VALUE ...'",
-            "a row that changes any keys of the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",
+            "one more row of the table, with any changes of the plan: 'slow: algorithm.name=fedavg "
+            "training.learning_rate=0.001'",
             parser=row_of,
         ),
     ],
-    seeds: Annotated[
-        Any, option("N,N,N", "seeds; every row of the comparison runs with each seed", parser=seeds_of)
-    ] = SEEDS,
+    seeds: Annotated[Any, option("N,N,N", "run every method with each of these seeds", parser=seeds_of)] = SEEDS,
     folds: Annotated[
         int | None,
         option(
             "K",
-            "run every seed K times, each time with other test patients (default: the task's own split)",
+            "cross-validation: run every seed K times, each time with other test patients (default: the task's usual "
+            "split)",
             min=3,
             max=100,
         ),
     ] = None,
     baseline: Annotated[
-        str | None, option("ROW", "the configuration that all others are compared with (default: fedavg)")
+        str | None, option("ROW", "the method or row with which all others are compared (default: fedavg)")
     ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
     again: Annotated[
-        bool, typer.Option("--again", help=("if --out exists, use a new folder beside it, such as compare-2"))
+        bool,
+        typer.Option(
+            "--again", help=("if the folder --out exists, write into a new folder beside it, such as compare-2")
+        ),
     ] = False,
     power: Annotated[
         bool,
         typer.Option(
             "--power",
             help=(
-                "run nothing: estimate the differences that the hospitals can detect, and the patients or "
-                "repetitions needed for smaller differences"
+                "do not train: estimate which differences these hospitals can detect, and how many patients or "
+                "repetitions smaller differences need"
             ),
         ),
     ] = False,
@@ -122,13 +129,13 @@ def compare(
         float | None,
         option(
             "POINTS",
-            "with --power: estimate how many patients or repetitions can show this difference",
+            "with --power: estimate how many patients or repetitions this difference needs",
             min=0.1,
             max=99,
         ),
     ] = None,
     at_once: Annotated[
-        int | None, option("N", "number of runs at the same time (default: 2 if two runs fit)", min=1)
+        int | None, option("N", "number of runs at the same time (default: 2 if this machine can hold two)", min=1)
     ] = None,
     device: options.Device = None,
     data: options.Data = None,
@@ -138,9 +145,10 @@ def compare(
 ) -> int:
     """Run several methods with several seeds on one task, and write a table of scores with intervals.
 
-    Every method runs with every seed. A second call skips finished runs, and a failed run does not stop the others. The
-    command rejects a folder with runs of another plan, other settings or another version of medsilo. With --power, it
-    only estimates which differences the hospitals can detect, from the scores in --out or from assumptions.
+    Every method runs with every seed, and a failed run does not stop the others. If you repeat the command, it skips
+    finished runs. The command rejects a folder with runs of another plan, other settings or another version of medsilo.
+    With --power, it only estimates which differences the hospitals can detect, from the scores in --out or from
+    assumptions.
     """
     # a configuration with a title sets the method, and may change every key of the plan
     known: dict[str, Any] = {"algorithm": None}
@@ -244,8 +252,8 @@ def resume(
 ) -> None:
     """Continue a stopped run after its last finished round.
 
-    The result equals that of an uninterrupted run. In a consortium, the command waits as submit does, and prints the id
-    of the new job.
+    The result equals that of an uninterrupted run. With --kit, the study continues as a new job, whose id the command
+    prints when the hospitals have joined.
     """
     screen.in_lines = True
     if kit:

@@ -24,7 +24,8 @@ def data(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER", help=("a folder of images, or a table; or a command: show, accept, check or diff")
+            metavar="FOLDER",
+            help=("the folder of images or the table to describe; or one of the words show, accept, check and diff"),
         ),
     ],
     place: Annotated[
@@ -44,12 +45,12 @@ def data(
     kit: options.SiteKit = None,
     settings_folder: options.SettingsFolder = None,
 ) -> int:
-    """Make a hospital's data set from a folder or a table, for a person to read and accept.
+    """Describe a hospital's folder or table as a data set, which a person reads and accepts.
 
     The command asks about facts that the files do not show, such as which images belong to one patient. The command
-    writes data.yaml and a list of the files into the folder ./data-set or --out. For an existing data set, show prints
-    it, and accept signs it with the kit's key. With check, the command verifies that the data still match the data set.
-    With diff, it lists the changes since the data set was accepted.
+    writes data.yaml and a list of the files into the folder ./data-set or --out. The other commands need an existing
+    data set. 'data show' prints it, and 'data accept' signs it with the kit's key. 'data check' verifies that the data
+    still match it, and 'data diff' lists its changes since it was accepted.
     """
     if what not in ACTIONS:
         settings = options.folder_of_settings(settings_folder, kit)

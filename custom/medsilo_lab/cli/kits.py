@@ -19,18 +19,19 @@ def make(
     *,
     out: options.OutFolder,
     renew: Annotated[list[str], several("NAME", "give NAME a new certificate, for the same key")],
-    new_key: Annotated[bool, typer.Option("--new-key", help="with --renew: certify a new key")] = False,
+    new_key: Annotated[bool, typer.Option("--new-key", help="with --renew: make a new key, too")] = False,
     requests: Annotated[
         bool,
         typer.Option(
             "--requests",
-            help=("make no kits, but the files with which each party creates its own key and certificate request"),
+            help=("instead of kits, make the files with which each party creates its own key and certificate request"),
         ),
     ] = False,
 ) -> None:
     """Make signed startup kits for a consortium, or for its new members.
 
-    Existing kits stay unchanged. 'medsilo docs provisioning' lists the owner of each kit and the files to keep safe.
+    Existing kits stay unchanged, except with --renew. 'medsilo docs provisioning' lists the owner of each kit and the
+    files to keep safe.
     """
     from medsilo_lab.consortium.description import read_consortium
     from medsilo_lab.consortium.provision import provision, write_requests
@@ -72,7 +73,7 @@ def revoke(
 def backup(
     screen: Console, kit: Annotated[Path, typer.Argument(help="the server's startup kit")], *, out: options.OutFile
 ) -> None:
-    """Back up everything that a server needs for a restart into one file. The backup works while the server runs.
+    """Write everything that a server needs for a restart into one file. The backup works while the server runs.
 
     The file contains the server's kit with its studies, the list of expelled hospitals, and the jobs in server.storage.
     The file also contains the server's private key, so encrypt it and store it on another machine.

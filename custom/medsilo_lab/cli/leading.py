@@ -60,9 +60,9 @@ def submit(
     """Submit a job to a consortium, or write the prepared job into a folder.
 
     The command waits at most two minutes until all hospitals have joined. The command prints the job's id, or the
-    reason why a hospital can't join. With --out, it submits nothing: NVFlare's own tools may submit the job, and
-    hospitals may review it first. The job contains no code, so it runs wherever NVFlare's class allow-list contains
-    medsilo's classes, as in kits of 'medsilo kits'.
+    reason why a hospital can't join. With --out, the command only writes the job, for example so that hospitals can
+    review it before NVFlare's own tools submit it. A job without a training script contains no code. Such a job runs
+    wherever NVFlare's class allow-list contains medsilo's classes, as in kits of 'medsilo kits'.
     """
     options.check_changes(changes, job, plan)
     if job is None:
@@ -95,10 +95,11 @@ def submit(
 
 
 def canary(screen: Console, *, kit: options.Kit, changes: options.Changes) -> int:
-    """Run a test study of one round on synthetic data, which shows the hospitals that are ready.
+    """Run a short test study on synthetic data, to find out which hospitals are ready for a real study.
 
-    Each hospital reports within two minutes whether its packages match and its data are readable. The hospital also
-    reports its GPUs, its memory, and the speed of its connection. The exit code is 0 only if all hospitals are ready.
+    Within two minutes, each hospital reports whether its packages match and its own data can be read, and its GPUs and
+    free memory. The server measures the speed of each hospital's connection. The exit code is 0 only if all hospitals
+    are ready.
     """
     options.check_changes(changes)
     _connecting(screen, kit)
@@ -115,17 +116,17 @@ def status(
     job: Annotated[str | None, typer.Argument(metavar="ID", help="id of a job (default: all jobs)")] = None,
     *,
     kit: options.Kit,
-    watch: Annotated[bool, typer.Option("--watch", help="show the rounds of the job until it ends")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds until the job ends")] = False,
     require: Annotated[
         str | None, option("A,B", "for monitoring: exit with code 1 unless all these hospitals are connected")
     ] = None,
 ) -> int:
     """Show the connected hospitals and the jobs. With --watch, show the rounds of one job until it ends.
 
-    The command lists the connected hospitals, and each hospital's last message and current round. The command then
-    lists the latest 20 jobs with id and state, and explains why a submitted job waits. With --watch, it follows a study
-    that continues in another job. The exit code is 0 if the study finished, else 1. Ctrl-C stops the command and not
-    the job.
+    For each hospital, the command shows its last message and its current round. Then it lists the latest 20 jobs with
+    id and state, and explains why a submitted job waits. With --watch, the command also follows a study that a restart
+    continues in another job, and its exit code is 0 only if the study finished. Ctrl-C ends the command, but not the
+    job.
     """
     if watch and job is None:
         raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest jobs")

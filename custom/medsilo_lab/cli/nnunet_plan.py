@@ -33,8 +33,8 @@ def plan(
         typer.Option(
             metavar="GB",
             min=0.1,
-            help="GPU memory to plan for (default: the smaller of the planner's standard and the smallest memory of a "
-            "hospital's GPU)",
+            help="GPU memory to plan for (default: the planner's standard, or a hospital's smallest GPU memory if it "
+            "is less)",
         ),
     ] = None,
     out: Command.OutFile,

@@ -24,9 +24,10 @@ def report(
 ) -> None:
     """Write an HTML page about one or several runs.
 
-    A folder of several runs stands for all of them. The folder of a comparison gives the page of the comparison. The
-    page needs no network. A decision sheet is a printed page about the benefit of federated training for one hospital.
-    The sheet names no other hospital, so it may be mailed to the hospital.
+    If you give a folder that contains runs, the page covers all of them. For the folder of a comparison, the command
+    writes the comparison's page. Pages can be read offline. With --hospitals, each hospital gets a decision sheet: one
+    printable page about the benefit of federated training for this hospital. You may mail the sheet to the hospital,
+    because it names no other hospital.
     """
     screen.note("reading the runs")
     from medsilo_lab.report.page import write

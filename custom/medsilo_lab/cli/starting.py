@@ -38,7 +38,7 @@ def init(
         bool,
         typer.Option(
             "--hospitals",
-            help=("each folder or table belongs to one hospital, and its name is the hospital's name in the plan"),
+            help=("each subfolder or table belongs to one hospital, and gives the hospital its name in the plan"),
         ),
     ] = False,
     said: asking.Said = None,

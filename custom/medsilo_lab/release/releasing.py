@@ -52,7 +52,7 @@ def make(
 
 def test(
     screen: Console,
-    releases: Annotated[list[Path], typer.Argument(help="a release; two releases are compared on the same patients")],
+    releases: Annotated[list[Path], typer.Argument(help="a release, or two releases to compare on the same patients")],
     *,
     data: options.Data = None,
     settings_folder: options.SettingsFolder = None,
@@ -63,9 +63,9 @@ def test(
 ) -> int:
     """Test a released model on this hospital's patients. The test needs no kit, no network and no account.
 
-    The test uses all cases. The page with its pictures stays at the hospital. The last line of the output has the score
-    and the number of cases, both rounded by this hospital's settings (medsilo.yaml, --settings). Only that line may be
-    mailed to the lead.
+    The test uses all cases of the data, not only a test part. The page with its pictures stays at the hospital. Only
+    the last line of the output may be mailed to the lead. It contains the score and the number of cases, both rounded
+    by this hospital's settings (medsilo.yaml, --settings).
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo_lab.release import external_test
@@ -125,8 +125,8 @@ def export(
 ) -> None:
     """Export a run's model or super model as a MONAI Bundle.
 
-    'medsilo docs after/use-a-model' shows how to run the export in MONAI. 'medsilo docs research/nnunet' shows it for
-    nnU-Net.
+    'medsilo docs after/use-a-model' shows how to run the export in MONAI. 'medsilo docs research/nnunet' shows how to
+    use it in nnU-Net.
     """
     screen.note("reading the model")
     from medsilo_lab.deploy.exporter import export as write

@@ -168,7 +168,7 @@ def test_a_room_shows_no_folder_with_secrets_or_with_a_service(tmp_path: Path) -
     shared.mkdir()
     own: dict[str, Any] = {"public_data": False, "approval": "none", "room": {"scratch": 64, "reads": [str(shared)]}}
     ran = in_room(tmp_path / "state", LEARNS, {**own, "state_dir": str(shared / "state")}, rounds=1)
-    assert "show a training script this hospital's kit or results" in ran.error and not ran.printed
+    assert "show a script this hospital's kit or results" in ran.error and not ran.printed
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(str(shared / "s"))
         ran = in_room(tmp_path / "service", LEARNS, own, rounds=1)

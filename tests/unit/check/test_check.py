@@ -461,7 +461,7 @@ def test_a_kit_that_was_edited_is_found_before_nvflare_does(tmp_path: Path) -> N
 
 
 def test_what_is_no_kit(tmp_path: Path) -> None:
-    with pytest.raises(MedsiloError, match="is no kit"):
+    with pytest.raises(MedsiloError, match="is not a kit"):
         read_kit(tmp_path)
     (tmp_path / "startup").mkdir()
     (tmp_path / "startup/fed_client.json").write_text('{"servers": []}')

@@ -163,7 +163,7 @@ predict nothing scan.nii.gz -o out | the folder does not exist
 predict jobs scan.nii.gz -o out | give a folder with supermodel.json or plan.yaml [jobs]
 release export jobs | --out is missing
 release export jobs --to x -o out | choose one of monai, nnunet
-check jobs/fedavg --kit jobs | the folder is no kit
+check jobs/fedavg --kit jobs | the folder is not a kit
 check nothing | no job at nothing
 check jobs/fedavg --set participation.sites=[a,b] | the name of this site is not known; give --site
 disclosure jobs/fedavg --settings nothing | there is no such folder of settings
@@ -177,7 +177,7 @@ kits make | CONSORTIUM is missing
 kits mak x | did you mean make
 release tets x | did you mean test
 submit jobs/fedavg --kit nothing | there is no such folder; give the folder of a kit [nothing]
-status --kit jobs | the folder is no kit: its startup/ has none of
+status --kit jobs | the folder is not a kit: its startup/ contains none of
 cancel x | --kit is missing
 kits backup nothing -o x.zip | only a server can be backed up; give the server's kit [nothing]
 kits restore nothing --kit x | nothing is not there; use the file that medsilo kits backup wrote

@@ -183,9 +183,9 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
     errors = [row["error"] for row in rows]
     assert [bool(error) for error in errors] == [False, True, True, True, True, False, True, True]
     assert all("damaged or no image" in error for error in errors[1:3])
-    assert "3 channels, the task reads 1" in errors[3]
+    assert "3 channels, but the task reads 1" in errors[3]
     assert "NaN or infinite" in errors[4] and "NaN or infinite" in errors[7]
-    assert "flat image" in errors[6]
+    assert "the image is flat" in errors[6]
     masks = sorted(path.name for path in (tmp_path / "out").glob("*mask*"))
     assert masks == [f"{SECRET}-1_mask.nii", f"{SECRET}-7_mask.nii"]
     first, last = (nibabel.load(tmp_path / "out" / name).get_fdata() for name in masks)

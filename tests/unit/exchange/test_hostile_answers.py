@@ -301,10 +301,10 @@ TEST = {
     "half a case": (counts(accuracy=[0.5, 0.5]), "the site's counts of accuracy cover 0.5 cases"),
     "a short count": (counts(accuracy=[1.0]), "the site's counts of accuracy are not 2 numbers"),
     "a tensor as a count": (counts(accuracy=TENSOR), "the answer's accuracy holds a Tensor"),
-    "a confusion of others": (counts(confusion=[1.0] * 36), "the site's counts of confusion are not those of"),
+    "a confusion of others": (counts(confusion=[1.0] * 36), "the site's counts of confusion are not whole numbers"),
     "negative chances": (
         lambda reply: reply.facts["counts"].update(chances=[-1.0] * len(reply.facts["counts"]["chances"])),
-        "the site's counts of chances are not those of",
+        "the site's counts of chances are not whole numbers",
     ),
     "a surplus count": (counts(**{STEERS + LONG: [1.0, 1.0]}), "the site's counts have the surplus entry xxx"),
     "long texts": (facts(counts={"accuracy": [LONG, LONG]}, warnings=[LONG] * 9), "the field "),

@@ -190,7 +190,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
             "run jobs/fedavg --set task.name=image-folder --set task.kind=classification --set task.labels=[a,b] "
             "--set task.size=[32,32] --set network.name=small-cnn --data table.csv",
             1,
-            ["a file", "give the folder", "data.table"],
+            ["a file", "give the file's folder", "data.table"],
         ),
         ("compare --methods local~fedavg", 1, ["commas", "local,fedavg"]),
         ("init blank.csv", 1, ["no column names", "first line"]),
@@ -370,7 +370,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
         ("run fedavg --set training.precision=fp16", ["training.precision", "medsilo.yaml"]),
         ("prune /", ["give the folder of runs"]),
         ("prune ~", ["give the folder of runs"]),
-        ("prune data", ["data holds no runs"]),
+        ("prune data", ["data contains no runs"]),
     ],
 )
 def test_what_is_typed_in_the_first_hour_gets_the_command_that_was_meant(

@@ -288,8 +288,8 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(rest, walk) (4); add" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     inside = {"time": "t", "label": "doing"}
-    assert "'x', which holds label, patient, time" in words(recording_columns={**inside, "x": "doing"})
-    assert "have the same name here" in words(recording_columns={**inside, "x": "y"})
+    assert "'x', which this site reads as label, patient, time" in words(recording_columns={**inside, "x": "doing"})
+    assert "have one name here" in words(recording_columns={**inside, "x": "y"})
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)

@@ -163,4 +163,4 @@ def test_a_probe_tells_who_is_up(tmp_path: Path) -> None:
                 assert (probe(file / "st-anna") == (0, "")) == up
                 connected.kill()
         server.shutdown(socket.SHUT_RDWR)  # a thread that waits for connections would keep the socket open
-    assert probe(file / "localhost")[0] == 1 and "is no kit" in probe(tmp_path)[1]
+    assert probe(file / "localhost")[0] == 1 and "is not a kit" in probe(tmp_path)[1]

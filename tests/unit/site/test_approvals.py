@@ -689,7 +689,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
         (["approve", "12345678"], "0 submitted plans have a hash that begins with 12345678"),
-        (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
+        (["approve", home.plan.hash, "--decline", "--rounds", "3"], "only for approved plans"),
         (["approve", "--decline"], "no plan was given"),
         (["approve", home.plan.hash, *job], "is not expected here"),
         (["approve", str(tmp_path / "others")], f"{A} is not in this plan"),

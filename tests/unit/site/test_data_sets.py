@@ -578,7 +578,7 @@ def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
     parse_plan(STUDY).task.site_data("a", ["a"], 0, source)
     other = parse_plan({**STUDY, "task": {"name": "table", "columns": ["age"], "kind": "regression"}})
     with pytest.raises(
-        DataError, match="learns a regression of the outcome, and this hospital's data set declares a classification"
+        DataError, match="kind of prediction is regression, but this hospital's data set declares classification"
     ):
         other.task.site_data("a", ["a"], 0, source)
 

@@ -233,10 +233,10 @@ def test_impossible_sums_and_thresholds_are_refused() -> None:
     wrong = {
         "but 1 cases in this bin have a sum from 0 to 0.1": counts | {RELIABILITY: [0.2, *counts[RELIABILITY][1:]]},
         "but 0 cases in this bin have a sum from 0 to 0": counts | {RELIABILITY: [0.05, 0.1, *counts[RELIABILITY][2:]]},
-        "have reliability and not chances": {RELIABILITY: counts[RELIABILITY]},
+        "contain reliability, but not chances": {RELIABILITY: counts[RELIABILITY]},
         "of reliability are not 10 numbers": counts | {RELIABILITY: [0.5]},
         "of chances are not 800 numbers": {RELIABILITY: counts[RELIABILITY], CHANCES: [1.0]},
-        "of chances are not those of 3": counts | {CHANCES: [6.0] + [0.0] * 799},
+        "of chances are not whole numbers that add up to 3": counts | {CHANCES: [6.0] + [0.0] * 799},
     }
     for words, values in wrong.items():
         with pytest.raises(Refused, match=words):

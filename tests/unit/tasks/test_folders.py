@@ -708,17 +708,17 @@ BAD_PHOTOS = [
     ("images", lambda path: saved(path, "RGB", "PNG", 2), "several pictures"),
     ("images", lambda path: saved(path, "LAB", "TIFF"), "LAB colours"),
     ("images", lambda path: saved(path, "RGB", "TIFF", tiffinfo={274: 6}), "stored rotated"),
-    ("images", lambda path: saved(path, "L", "TIFF", 2), "volumes where the plan reads flat images"),
+    ("images", lambda path: saved(path, "L", "TIFF", 2), "the files are volumes, but the plan reads flat images"),
     ("images", lambda path: saved(path, "1", "BMP"), "stored in an unusual way"),
     ("images", lambda path: saved(path, "RGB", "GIF", 2), "stored in an unusual way"),
     ("images", turned, "stored rotated"),
     ("images", palette, "have a palette"),
     ("labels", palette, "have a palette"),
-    ("images", real_pixels_of, "32 bits per value and signs where the plan reads 8 or 16"),
+    ("images", real_pixels_of, "32 bits per value and signs, but the plan reads 8 or 16"),
     (
         "images",
         lambda path: pixels_of(path, (30, 40, 4)),
-        "4 channels where the plan reads 3; remove the alpha channel, which is not opaque",
+        "4 channels, but the plan reads 3; remove the alpha channel, which is not opaque",
     ),
     ("images", lambda path: pixels_of(path, (30, 41, 3)), "different sizes"),
     ("labels", lambda path: pixels_of(path, (30, 40, 3)), "masks have several channels"),
@@ -872,7 +872,7 @@ STOPS = [
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
     (b"\xff\xfe\x00", "not in UTF-8"),  # truncated UTF-16
-    (None, "the table is not there"),
+    (None, "the table does not exist"),
 ]
 
 
@@ -1064,7 +1064,7 @@ def planned(task: str, **numbers) -> Plan:
 @pytest.mark.parametrize(
     ("task", "numbers", "words"),
     [
-        ("nifti-folder", {"size": [32, 32]}, "give 3: x, y, z"),
+        ("nifti-folder", {"size": [32, 32]}, "give 3, in the order x, y, z"),
         ("nifti-folder", {"dimensions": 2, "size": [32, 32], "target_spacing": [1, 1, 1]}, "give 2 numbers"),
         ("nifti-folder", {"labels": ["a", "a"]}, "name each label once"),
         ("nifti-folder", {"labels": ["background"]}, "the background not at all"),

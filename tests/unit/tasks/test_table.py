@@ -322,9 +322,9 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert "lacks 1 column of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
     assert "a column that the plan does not read" in words(columns={"patient": "pid", "years": "age"})
-    assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
+    assert "which this site reads as patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
     # column names are compared without regard to upper and lower case
-    assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "PID"})
+    assert "which this site reads as patient, part, site" in words(columns={"patient": "pid", "age": "PID"})
     assert "two columns of one name" in words(columns={"patient": "pid", "age": "SEX"})
     assert "two columns of the plan" in words(columns={"patient": "pid", "age": "sex"})
     assert "not among the plan's labels" in words(label_map={"2": "dead"})
@@ -356,7 +356,7 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"columns": ["age", "age"]}, "named twice"),
         ({"columns": [{"name": "sex", "levels": ["1", "1.0"]}]}, "each once"),
         ({"columns": [{"name": "age", "low": 3, "high": 2}]}, "low has to be below high"),
-        ({"columns": [{"name": "age", "levels": ["a", "b"], "low": 2}]}, "say nothing"),
+        ({"columns": [{"name": "age", "levels": ["a", "b"], "low": 2}]}, "no low, high, mean or deviation"),
         ({"standardise": "plan"}, "needs mean and deviation"),
         ({"kind": "regression", "range": [1, 1]}, "the least and the greatest possible"),
         ({"columns": ["a\x1b[2J"]}, "columns"),
@@ -639,5 +639,5 @@ def test_dates_that_could_be_two_days_are_refused(tmp_path: Path) -> None:
     table = write(
         tmp_path, [("a", 61, "M", "3/4/2020", "5/6/2020", 1)], ("pid", "age", "sex", "diagnosed", "seen", "event")
     )
-    with pytest.raises(DataError, match="which number is the day and which is the month"):
+    with pytest.raises(DataError, match="whether the day or the month is first"):
         plan_of(kind="survival").task.rows(table, source)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Augment training images at random; each operation changes a whole batch on the device that contains the batch.
+"""Augment training images at random. Each operation changes a whole batch on the batch's device.
 
 The ranges and probabilities of random changes follow MONAI's transforms.
 
@@ -15,11 +15,11 @@ from torch.nn import functional
 from medsilo.learning.compute import Case
 from medsilo.tasks.own.folder import Augmentation
 
-Random = Sequence[np.random.Generator]  # a list with one random generator for each case
+Random = Sequence[np.random.Generator]  # one random generator for each case
 
 # Largest rotation within a slice in radians (0.26 radians are 15 degrees), and largest relative change of length.
 TURN, SCALE = 0.26, 0.1
-# For each number of axes of a batch, the memory format with which convolutions are fastest.
+# by a batch's number of axes, the memory format with which convolutions are fastest
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Largest relative change of intensities, largest shift as a fraction of the image's standard deviation, and largest
 # standard deviation of noise.
@@ -70,13 +70,12 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
-    """With probability one half, rotate a case around the centre of each slice, and scale the case along each axis.
+    """With probability one half, rotate each slice of a case around its centre, and scale the case along each axis.
 
     Image values are interpolated linearly; outside the image, the values at the edges are repeated. Labels are
     interpolated by nearest neighbour.
 
-    First, all slices of a volume are resampled on one common grid; then, the volume is resampled along the axis across
-    slices.
+    A volume is resampled in two steps: first within its slices, then across them.
     """
     axes = images.ndim - 2
     drawn = [(own.random(), own.uniform(-TURN, TURN), own.uniform(1 - SCALE, 1 + SCALE, axes)) for own in random]
@@ -88,7 +87,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     y, x = (_centred(places, images.device) for places in (height, width))
     numbers = _there(torch.stack([turns.cos(), turns.sin(), *scales.T]), images.device)[..., None, None]
     cosine, sine, *along, down, across = numbers
-    # for each pixel of the output, the pixel's row in the original image
+    # for each output pixel, its row in the input
     rows = cosine * down * y[:, None] - sine * across * x
     columns = sine * down * y[:, None] + cosine * across * x
     depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
@@ -101,7 +100,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
 
 
 def _there(drawn: Tensor, device: torch.device) -> Tensor:
-    """Copy random numbers from the CPU to a device; a copy to a GPU is asynchronous."""
+    """Copy a tensor from the CPU to a device; a GPU need not wait for the copy."""
     return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
@@ -110,7 +109,7 @@ def _centred(places: int, device: torch.device) -> Tensor:
 
 
 def _places(centred: Tensor, places: int) -> Tensor:
-    """Convert positions relative to the centre of an axis to indices, which are clipped to the axis."""
+    """Convert distances from the centre of an axis to positions on the axis, clipped to its ends."""
     return (centred + (places - 1) / 2).clamp(0, places - 1)
 
 
@@ -154,7 +153,7 @@ def _scale_and_shift(images: Tensor, random: Random) -> None:
     shifts = [own.uniform(-SHIFT, SHIFT) for own in random]
     factors, parts = _there(torch.tensor([scales, shifts], dtype=images.dtype), images.device)
     each = (-1, *[1] * (images.ndim - 1))
-    # Each image is summed separately, so that the order of summation does not depend on other images.
+    # one image at a time, because summing a whole batch could round differently
     deviations = torch.stack([image.std(correction=0) for image in images])
     images.mul_(factors.view(each)).add_((factors * parts * deviations).view(each))
 

@@ -1,4 +1,4 @@
-"""Define the keys of a plan that the tasks `nifti-folder` and `image-folder` share."""
+"""Define what the tasks `nifti-folder` and `image-folder` have in common, such as keys of a plan."""
 
 import math
 from abc import abstractmethod
@@ -40,31 +40,32 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 
 
 class FolderTask(OwnFolder, Classifying):
-    """The base class of tasks whose cases are images in files that each site's settings describe.
+    """Base class of tasks whose cases are image files, which each site's settings describe.
 
-    Lists with one number for each axis are in the order x, y (and z). The task either resizes images to the plan's
-    size, or lets images keep their sizes.
+    Lists with one number for each axis have the order x, y (and z). The task either resizes all images to the plan's
+    `size`, or keeps their sizes.
 
-    If images keep their sizes, a segmentation trains on random patches of the plan's size, and evaluates whole images
-    by sliding windows. A classification crops or pads each image to the plan's size.
+    If the task keeps their sizes, a segmentation trains on random patches of this size, and evaluates whole images by
+    sliding windows. A classification crops or pads each image to this size.
     """
 
     kind: Literal["segmentation", "classification"] = Field(
-        "segmentation", description="objective: masks of structures, or one class per image"
+        "segmentation", description="whether networks predict masks of structures, or one class per image"
     )
     labels: tuple[Name, ...] = Field(
         default=("structure",),
         min_length=1,
         max_length=254,
-        description="names of structures, whose labels are 1, 2 and so on, or names of classes, whose labels are 0, "
-        "1 and so on",
+        description="names of the structures (labels 1, 2, ...), or of the classes (labels 0, 1, ...)",
     )
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="size of the network's input in training")
     intensity: Intensity = Field(Percentiles(), description="scaling of intensities")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="random changes of training images")
-    foreground: float = Field(default=0.5, ge=0, le=1, description="share of training patches that contain a structure")
+    foreground: float = Field(
+        default=0.5, ge=0, le=1, description="share of training patches that are centred on a structure"
+    )
     overlap: float = Field(
-        default=0.25, ge=0, lt=1, description="overlap of sliding windows in evaluation, as a share of a window's size"
+        default=0.25, ge=0, lt=1, description="fraction by which neighbouring sliding windows overlap in evaluation"
     )
 
     @field_validator("labels")
@@ -77,7 +78,9 @@ class FolderTask(OwnFolder, Classifying):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if len(self.size) != self.axes:
-            raise ValueError(f"size {list(self.size)} has {len(self.size)} numbers; give {self.axes}: x, y, z in turn")
+            raise ValueError(
+                f"size {list(self.size)} has {len(self.size)} numbers; give {self.axes}, in the order x, y, z"
+            )
         if math.prod(self.size) > MOST_VOXELS:
             raise ValueError(f"size {list(self.size)} is more than {MOST_VOXELS} voxels; give a smaller size")
         if not self.segments and len(self.labels) < 2:
@@ -114,7 +117,7 @@ class FolderTask(OwnFolder, Classifying):
 
     @property
     def crops(self) -> bool:
-        """True if images keep their sizes, and networks train on patches of the images."""
+        """True if networks train on patches of images that keep their sizes."""
         return self.segments and not self.alike
 
     @property
@@ -128,13 +131,13 @@ class FolderTask(OwnFolder, Classifying):
 
     @property
     def evaluation_batch(self) -> int:
-        """Number of cases in a batch in evaluation; if cases may have different sizes, the number is one."""
+        """Number of cases in an evaluation batch; one if cases may differ in size."""
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
     @property
     def voxel(self) -> tuple[float, ...] | None:
-        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x; None if the spacing differs
-        between cases.
+        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x; None if it differs between
+        cases.
         """
         return None
 
@@ -217,7 +220,7 @@ class FolderTask(OwnFolder, Classifying):
     @property
     @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
-        """The names of an image's channels; each channel is in a separate file."""
+        """A name for each file of an image: the name of its channel, or one name if a file contains all channels."""
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
@@ -231,8 +234,8 @@ class FolderTask(OwnFolder, Classifying):
         return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return a function that reads a mask, given an image and the path of the image's mask. The mask's values are
-        integers [(D,) H, W] on the image's grid.
+        """Return a function that reads a mask, given an image and the path of its mask. The mask consists of integers
+        [(D,) H, W] on the image's grid.
         """
         from medsilo.tasks.scans import Scan
 
@@ -244,18 +247,19 @@ class FolderTask(OwnFolder, Classifying):
         return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """Map each label of the plan to the value that stands for this label in the site's masks. If several values
-        stand for one label, the first value counts.
+        """Map each label of the plan to the value that predicted masks have for it at this site. If several values of
+        the site's masks stand for one label, this is the first of them.
         """
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
-                # the site did not annotate this label, so the label gets a value that no mask of the site contains
+                # the site's masks use this number for another label, so the label that the site did not annotate gets a
+                # new number
                 own[label] = max(*own.values(), self.goal.classes) + 1
         return own
 
     def mask_values(self, source: "DataSource") -> dict[int, int]:
-        """For each value in the site's masks, return the label of the plan."""
+        """Map each value in the site's masks to a label of the plan."""
         if not self.segments:
             return {}
         if source.label_map:

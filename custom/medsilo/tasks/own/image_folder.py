@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 class ImageFolder(FolderTask):
     """A task whose cases are flat images, such as PNG files, and whose labels are masks or classes.
 
-    Images are resized to the plan's size. If the plan does not resize images, a segmentation trains on patches.
+    Images are resized to the plan's `size` unless `resize` is false.
     """
 
     title: ClassVar[str] = "A hospital's own flat images: segmentation or classification"
@@ -27,14 +27,14 @@ class ImageFolder(FolderTask):
     size: tuple[Length, ...] = Field(default=(256, 256), description="size of the network's input in training")
     intensity: Intensity = Field(Bytes(), description="scaling of intensities")
     colours: Literal["rgb", "grey"] = Field(
-        "rgb", description="number of channels: one or three; in grey images, the three channels are equal"
+        "rgb", description="`rgb`: three channels, which are equal for grey images; `grey`: one channel"
     )
     resize: bool = Field(
         default=True, description="whether images are resized to `size`; false: images keep their sizes"
     )
 
     def across_patients(self) -> str:
-        return super().across_patients()  # the intensity scaling of an image does not depend on other images
+        return super().across_patients()  # the images of a patient are prepared independently of other patients
 
     @property
     def channels(self) -> int:
@@ -54,7 +54,7 @@ class ImageFolder(FolderTask):
         return super().inputs_of(scan)
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        # MONAI reads flat images with x as the first spatial axis.
+        # MONAI reads flat images with x before y
         turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]
         if self.channels > 1:
             turned.append({"_target_": f"{IN_MONAI}.Coloured", "keys": "image"})

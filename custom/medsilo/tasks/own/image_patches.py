@@ -12,7 +12,7 @@ WINDOWS = 4  # number of sliding windows in one batch
 
 
 def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of voxels along each axis after resampling to another spacing; a spacing of 0 leaves an axis
+    """Return the number of voxels along each axis after resampling to the wanted spacing; 0 leaves an axis
     unchanged.
     """
     axes = zip(grid, spacing, wanted, strict=True)
@@ -26,8 +26,8 @@ def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _shown_in(labels: Tensor) -> np.ndarray:
-    """Return a Boolean mask [*grid] that is true at the voxels of structures. Only the lowest eight bits are read;
-    higher bits mark structures without annotations.
+    """Return a Boolean mask [*grid] that is true at the voxels of structures. Higher bits than the lowest eight are
+    ignored, because they mark structures without annotations.
     """
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
@@ -36,8 +36,8 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     """Crop one random patch from both an image [C, *grid] and its labels [*grid]; images that are smaller than the
     patch are padded.
 
-    Some patches are centred on a random voxel of a structure, as nearly as the image's edges allow. All patches that
-    are not centred on a structure have a random position.
+    With probability `foreground`, the patch is centred on a random voxel of a structure, as nearly as the image's edges
+    allow. Otherwise, its position is random.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -55,15 +55,15 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
 def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
     """Return the indices of a random voxel of a mask, or None if the mask is empty.
 
-    The function first chooses a plane of the mask, because a list of all the mask's voxels would need more memory.
+    The function first chooses a plane of the mask, because a list of all voxels would need much memory.
     """
-    # A loop over planes is five times as fast as one call of count_nonzero for the whole mask.
+    # a loop over planes is five times as fast as counting the whole mask at once
     ends = np.cumsum([np.count_nonzero(plane) for plane in mask])
     if not (total := int(ends[-1])):
         return None
     rank = min(int(place * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
-    # The index of the voxel in the plane is negative, so it counts from the end of the plane.
+    # a negative index, which counts from the plane's last voxel
     inside = np.argwhere(mask[plane])[rank - int(ends[plane])]
     return [plane, *inside.tolist()]
 

@@ -1,6 +1,4 @@
-"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Sites import this module, and the server
-does not.
-"""
+"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Only sites import this module."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ from medsilo.tasks.sources import FEWEST, DataSource
 from medsilo.tasks.survey import Problem, digest
 
 SHOWN = 8  # limit on the number of values that an error message lists
-BYTE, DARKEST = 255, 65_535 // 16  # largest 8-bit value, and largest 12-bit value
+BYTE, DARKEST = 255, 65_535 // 16  # largest 8-bit and largest 12-bit value
 RARELY = (
     f"masks have a value that no label of the plan stands for, and fewer than {FEWEST} patients have; it counts as "
     "background"
@@ -40,11 +38,11 @@ def made(
     numbers: dict[int, int],
 ) -> PreparedEntry:
     """Read one image and the label of the image, and convert both to the network's inputs and targets."""
-    # If the EXIF orientation rotates the image, it is unknown whether the mask was drawn before or after the rotation.
+    # nobody can know whether the mask was drawn before or after an EXIF rotation of the image
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored rotated, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
-    # The range of values is computed before scaling, because z-score scaling changes values in place.
+    # measure the range first, because z-score scaling changes the values in place
     between = float(scan.values.min()), float(scan.values.max())
     inputs = task.inputs_of(scan)
     values: tuple[int, ...] = ()
@@ -74,10 +72,10 @@ def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
     if len(values) != task.channels:
         alpha = len(values) == task.channels + 1 and values.dtype.kind == "u"
         hint = "; remove the alpha channel, which is not opaque" if alpha else ""
-        raise DataError(f"images have {len(values)} channels where the plan reads {task.channels}{hint}")
+        raise DataError(f"images have {len(values)} channels, but the plan reads {task.channels}{hint}")
     if values.ndim != task.stored + 1:
         kinds = ("flat images", "volumes") if task.stored == 3 else ("volumes", "flat images")
-        raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
+        raise DataError(f"the files are {kinds[0]}, but the plan reads {kinds[1]}")
     image = torch.from_numpy(numbers_of(values, task.intensity))
     if not image.isfinite().all():
         raise DataError("images have values that are NaN or infinite")
@@ -86,11 +84,11 @@ def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
     if math.prod(grid) > MOST_VOXELS:
         raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
     cases = resized(cases, grid)
-    # All slices of a volume are scaled together.
+    # scale all slices of a volume together
     ready = task.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)
     if not ready.isfinite().all():
         raise DataError(
-            "images become NaN by the plan's intensity scale; does an image have a single value everywhere?"
+            "the plan's intensity scale turns images into NaN; does an image have a single value everywhere?"
         )
     return ready if task.segments else middle_of(ready, task.size[::-1])
 
@@ -113,7 +111,7 @@ def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], sourc
 
 
 def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
-    """For each value, return the patients whose masks contain the value."""
+    """Map each value in masks to the patients whose masks contain it."""
     found: dict[str, set[str]] = {}
     for one in every:
         for value in one.facts.values:
@@ -122,12 +120,12 @@ def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
 
 
 def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """If a mask contains a structure that the site declares as not annotated, record the mask."""
+    """Record masks that contain a structure although the site declares that it did not annotate it."""
     shown = [{label for labels in one.facts.shown for label in labels} for one in every]
     undrawn = set(task.undrawn(source))
     drawn = [one.entry for one, labels in zip(every, shown, strict=True) if labels & undrawn]
-    # If the data were rejected although few patients are affected, the rejection would disclose a fact about a single
-    # patient's mask.
+    # If few patients are affected, only a note is made, because a rejection would disclose something about single
+    # patients' masks
     few = source.split is not None and len({entry.patient for entry in drawn}) < FEWEST
     what = "masks show a structure that data.unannotated names; correct it, or data.label_map"
     listing.add("note" if few else "stops", what, [entry.name for entry in drawn])

@@ -1,4 +1,4 @@
-"""Define the keys of a plan that all tasks with a hospital's images, tables or recordings have in common."""
+"""Define what all tasks with a hospital's images, tables or recordings have in common."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites r
 
 
 class OwnData(Task):
-    """The base class of tasks whose data and split are described by each site's settings."""
+    """Base class of tasks whose data and split each site's settings describe."""
 
     split_by_site: ClassVar[bool] = True
     by_patient: ClassVar[bool] = True
@@ -33,12 +33,12 @@ class OwnData(Task):
 
     shares: Shares = Field(
         default=(0.6, 0.2, 0.2),
-        description="shares of patients for training, validation and test; if the site's data assign patients "
-        "to these three, the shares have no effect",
+        description="shares of patients for training, validation and test; without effect if a site's data or "
+        "settings fix the split",
     )
     split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
     partition: Partition | None = Field(
-        default=None, description="how medsilo divides one folder or table among simulated sites"
+        default=None, description="how to divide one folder or table among simulated sites"
     )
 
     @property
@@ -59,9 +59,7 @@ class OwnData(Task):
         return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data; the data are divided into these parts before they are
-        standardised.
-        """
+        """Return one site's training, validation and test data."""
         from medsilo.tasks.own import reading
 
         return reading.data_of(self, site, sites, source)
@@ -87,7 +85,7 @@ class OwnData(Task):
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        """The plan's structures and columns that a hospital's data may lack."""
+        """The plan's structures or columns that a hospital's data may lack."""
         return ()
 
     @abstractmethod
@@ -105,8 +103,9 @@ class OwnFolder(OwnData):
     """Base class of tasks that read the files in a hospital's folder. The key `data` in the hospital's medsilo.yaml
     describes the files.
 
-    A subclass defines `cases_in`, which reads cases from the files of one image or recording. This base class finds
-    files, classes and patients, divides the cases into parts and folds, caches cases, and supports `medsilo check`.
+    A subclass must define `cases_in`, which reads cases from the files of one image or recording. This base class finds
+    files, classes and patients, divides the cases into parts and folds, caches cases, and surveys the data for `medsilo
+    check`.
 
     Subclasses may override `listing_of`, `classes_of`, `maker`, `note` and `told_of`, which list files, find classes,
     prepare files, note facts, and fill the survey.
@@ -148,7 +147,7 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the image or recording that contains a case, and the index of the case within this image or recording.
+        """Return the image or recording of a case, and the index of the case within it.
 
         Args:
             cases: a part of the site's data
@@ -195,8 +194,8 @@ class OwnFolder(OwnData):
         return names
 
     def undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels of the structures that a site did not annotate. If structures may overlap, return the
-        structures' indices, counted from 1, instead of labels.
+        """Return the labels of the structures that a site did not annotate; or, if structures may overlap, their
+        numbers, counted from 1.
         """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
@@ -204,8 +203,7 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Map the name of each image or recording to its class. Without a class, training ignores the image or
-        recording.
+        """Map the name of each image or recording to its class; training ignores those without a class.
 
         Args:
             listing: the list of images or recordings
@@ -225,7 +223,7 @@ class OwnFolder(OwnData):
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
     def note(self, listing: "CaseIndex", every: Sequence[Any], source: "DataSource") -> None:
-        """Record unusual facts about the images or recordings that could be read.
+        """Hook for subclasses: record noteworthy facts about the images or recordings.
 
         Args:
             listing: the list of images or recordings, to which problems are added
@@ -234,7 +232,7 @@ class OwnFolder(OwnData):
         """
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
-        """Return fields of the survey; by default, return the sizes, spacings and intensities of images."""
+        """Return further fields of the survey: by default, sizes, spacings and intensities of images."""
         from medsilo.tasks.own import reading
 
         return reading.told_of(every)

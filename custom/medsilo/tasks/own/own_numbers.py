@@ -19,7 +19,7 @@ from medsilo.tasks.scored_together import Classifying
 from medsilo.tasks.shares import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
-# The pattern excludes class names that spreadsheet programs would evaluate as formulas.
+# excludes names that spreadsheet programs would evaluate as formulas
 ClassName = Annotated[Text, Field(pattern=r"^([^=@+\-].*|[+\-]?[0-9.]+)$")]
 LARGEST = 1e9
 MOST_COLUMNS = 5000
@@ -34,19 +34,19 @@ class Column(Section):
     """
 
     name: Text = Field(
-        description="name of the column in the plan; in `data.columns`, a hospital maps this name to the name in its "
-        "own table"
+        description="the column's name in the plan, which each hospital can map to the name in its table "
+        "(`data.columns`)"
     )
     levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
-        (), max_length=1000, description="all possible categories, in order; each category becomes an input of 0 or 1"
+        (), max_length=1000, description="all possible categories; each becomes a network input of 0 or 1"
     )
     low: float = Field(-LARGEST, ge=-LARGEST, le=LARGEST, description="least possible number")
     high: float = Field(LARGEST, ge=-LARGEST, le=LARGEST, description="greatest possible number")
     mean: float | None = Field(
-        None, ge=-LARGEST, le=LARGEST, description="mean of the column's numbers, which `standardise: plan` uses"
+        None, ge=-LARGEST, le=LARGEST, description="mean of the column's numbers for `standardise: plan`"
     )
     deviation: float | None = Field(
-        None, gt=0, le=LARGEST, description="standard deviation of the column's numbers, which `standardise: plan` uses"
+        None, gt=0, le=LARGEST, description="standard deviation of the column's numbers for `standardise: plan`"
     )
 
     @model_validator(mode="before")
@@ -58,7 +58,7 @@ class Column(Section):
     def _agree(self) -> Self:
         of_numbers = {"low", "high", "mean", "deviation"}
         if self.levels and any(getattr(self, key) != type(self).model_fields[key].default for key in of_numbers):
-            raise ValueError(f"{self.name}: has levels, so low, high, mean and deviation say nothing; remove them")
+            raise ValueError(f"{self.name}: a column with levels has no low, high, mean or deviation; remove them")
         if self.levels and len({as_level(level) for level in self.levels}) < max(2, len(self.levels)):
             raise ValueError(f"{self.name}: give two or more levels, each once")
         if self.low >= self.high:
@@ -74,7 +74,7 @@ class Column(Section):
         return len(self.levels) or 1
 
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
-        """Convert a cell to inputs of the network; return None if the cell contains no valid value.
+        """Convert a cell to the network's inputs; None if the cell has no valid value.
 
         Args:
             cell: the cell's text
@@ -89,7 +89,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Map each label of the site, in normalised spelling, to the index of the plan's class.
+    """Map the site's labels, in normalised spelling, to indices of the plan's classes.
 
     Args:
         names: names of the plan's classes
@@ -106,8 +106,8 @@ def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -
 
 
 Standardise = Literal["site", "plan", "none"]
-FURTHEST = 100.0  # largest absolute value of standardised inputs, to which inputs are clipped
-# For each input, the mean to subtract from values, and the standard deviation by which the difference is divided.
+FURTHEST = 100.0  # standardised inputs are clipped to this absolute value
+# mean and standard deviation of each input
 Scales = tuple[Tensor, Tensor]
 
 
@@ -123,7 +123,7 @@ def scaled(values: Tensor, scales: Scales) -> Tensor:
 
 
 def from_training_cases(what: str) -> str:
-    """Explain why differential privacy forbids that a hospital standardises by the means of its training cases."""
+    """Explain why a hospital must not standardise by its training cases under differential privacy."""
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
         f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
@@ -131,8 +131,8 @@ def from_training_cases(what: str) -> str:
 
 
 class Standardised(OwnData, Classifying):
-    """Base class of tasks whose inputs are numbers in tables or recordings. The plan, or each site's training cases,
-    determine how numbers are standardised.
+    """Base class of tasks whose inputs are numbers in tables or recordings. These are standardised by each site's
+    training cases, or by values in the plan.
 
     >>> Standardised.class_numbers(["no", "yes"], {1: "yes"})
     {'no': 0, 'yes': 1, '0': 0, '1': 1}
@@ -147,8 +147,8 @@ class Standardised(OwnData, Classifying):
     )
     standardise: Standardise = Field(
         "site",
-        description="source of the mean and the standard deviation that standardise the inputs: each site's training "
-        "cases, or the plan's values for each column",
+        description="which means and standard deviations standardise the inputs: those of each site's training cases "
+        "(`site`), or those in the plan (`plan`); `none`: no standardisation",
     )
 
     @model_validator(mode="after")
@@ -182,8 +182,8 @@ class Standardised(OwnData, Classifying):
         return self.standardise == "site"
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return the means and standard deviations that an earlier survey contains."""
-        # The last inputs indicate missing values and have no scales.
+        """Return the means and standard deviations that a survey recorded during training."""
+        # the last inputs, which mark missing values, are not standardised
         names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations

@@ -53,31 +53,31 @@ class PatientTable(Standardised):
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
     use: ClassVar[Inference] = Inference("tables")
     names_outcome: ClassVar[bool] = True
-    # All cases are in one batch, because the concordance index compares each case with every other case.
+    # large enough for one batch, because the concordance index compares all cases with each other
     evaluation_batch: ClassVar[int] = 1_000_000
 
     name: Literal["table"] = "table"
     kind: Kind = Field("classification", description="objective")
-    range: tuple[float, float] = Field((0.0, 1.0), description="least and greatest possible outcome of a regression")
+    range: tuple[float, float] = Field((0.0, 1.0), description="for a regression: least and greatest possible outcome")
     columns: tuple[Column, ...] = Field(
         default=(Column(name="age"),),
         min_length=1,
         max_length=MOST_COLUMNS,
-        description="inputs of the network: names of columns with numbers, or `{name: ..., levels: [...]}` for "
+        description="columns that are inputs of the network: a name for numbers, or `{name: ..., levels: [...]}` for "
         "categories",
     )
     target: Text = Field(
-        default="outcome", description="column with the class of a case, or with the number that a regression predicts"
+        default="outcome", description="column to predict: the class of a case, or the number for a regression"
     )
     time: Text = Field("time", description="for survival: column with the time until the event or the last visit")
     event: Text = Field("event", description="for survival: column with 1 (event) or 0 (censored)")
     missing: Literal["mean", "mark"] = Field(
         "mean",
-        description="input of the network where a value is missing or invalid. `mean`: the mean that "
-        "standardises the column; without standardisation, the column's `mean` in the plan, or 0 if the plan "
-        "states no mean. All inputs of a missing category are 0. `mark`: the same values as with `mean`, and "
-        "one more input per column, which is 1 if the value is missing. Each hospital's data set determines "
-        "which patients are used",
+        description="replacement for a missing or invalid value. `mean`: the mean by which the column is standardised; "
+        "without standardisation, the column's `mean` in the plan, or 0. For a missing category, all its "
+        "inputs are 0. `mark`: the same, and one more input per column, which is 1 if the value is "
+        "missing. The plan can't exclude patients with missing values, because each hospital's data set "
+        "determines the patients",
     )
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class PatientTable(Standardised):
         outcomes = self.outcomes
         if twice := sorted(name for name, count in Counter([*names, *outcomes]).items() if count > 1):
             raise ValueError(
-                f"column {twice[0]!r} is named twice; name each column once, and name no outcome among the columns"
+                f"column {twice[0]!r} is named twice; name each column once, and leave the outcome out of the columns"
             )
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would have {self.channels} inputs; the limit is {MOST_INPUTS}")
@@ -116,9 +116,7 @@ class PatientTable(Standardised):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Names of the groups in which cases are counted: the classes, or, in a survival analysis, the censored cases
-        and the events.
-        """
+        """Names by which cases are counted: the classes, or, in a survival analysis, censored cases and events."""
         return EVENTS if self.kind == "survival" else self.labels
 
     @property
@@ -182,7 +180,7 @@ class PatientTable(Standardised):
 
     @property
     def read_numbers(self) -> int:
-        """Number of inputs, not counting the inputs that indicate missing values."""
+        """Number of inputs without those that mark missing values."""
         return sum(column.inputs for column in self.columns)
 
     def own_scales(self, source: "DataSource") -> Scales:
@@ -190,7 +188,7 @@ class PatientTable(Standardised):
         return self.scales_of(torch.from_numpy(self.rows(source.table_file(), source, outcome=False).inputs))
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
-        """Standardise values, and replace missing values by the mean; if the plan demands it, add inputs that indicate
+        """Replace missing values by the mean, and standardise all values. With `missing: mark`, add inputs that mark
         missing values.
         """
         known = raw.where(~raw.isnan(), scales[0])
@@ -201,9 +199,9 @@ class PatientTable(Standardised):
         return inputs.float()
 
     def rows(self, path: Path, source: "DataSource", outcome: bool = True) -> "TableRows":
-        """Read the cases in a table as numbers, and record problems of rows that are not usable as cases.
+        """Read the cases in a table, and record problems of rows that can't be used as cases.
 
-        If the function also reads outcomes, rows without an outcome are left out.
+        With `outcome`, rows without an outcome are left out.
         """
         from medsilo.tasks.own import table_rows
 

@@ -1,6 +1,6 @@
 """Read a hospital's data: prepare and cache cases, divide them into training, validation and test, and make the survey.
 
-Sites import this module, and the server does not.
+Only sites import this module.
 """
 
 import re
@@ -24,13 +24,13 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import deal, part_alone, parts_by_rank
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
 
-# The site's settings that affect prepared images and recordings.
+# settings of a site that affect prepared images and recordings
 HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", "decimal")
 
 
 def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-    """Return one site's training, validation and test data; the data are divided into these parts before they are
-    standardised.
+    """Return one site's training, validation and test data. They are divided first and standardised then, because only
+    training cases may determine how.
     """
     survey, parts = task.examined(site, sites, source)
     refuse_what_stops(survey.problems)
@@ -46,9 +46,7 @@ def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource |
 
 
 def survey_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> Survey:
-    """Return the survey of a site's data; the survey lists faults of the data, and the function raises no error for a
-    fault.
-    """
+    """Return the survey of a site's data, which lists faults of the data instead of raising an error."""
     try:
         return task.examined(site, sites, source and source.once())[0]
     except MedsiloError as error:
@@ -63,8 +61,7 @@ def needed(source: DataSource) -> Sequence[str]:
 def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, PartFacts], source: DataSource) -> None:
     """Record a problem if a part (training, validation, test) has no cases, or if all training cases have one class.
 
-    If a recorded problem already stops training, the function records nothing, because the recorded problem may be the
-    reason for the empty part.
+    Nothing is recorded if another problem already stops training, because it may be the cause of an empty part.
     """
     if any(problem.severity == "stops" for problem in problems):
         return
@@ -104,8 +101,7 @@ def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source:
 def dealt(
     partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
 ) -> list[Entry]:
-    """Divide the images or recordings in one folder among simulated sites, and return the images or recordings of one
-    site.
+    """Divide images or recordings among simulated sites, and return those of one site.
 
     Args:
         classes: The class of each image or recording, by its name.
@@ -122,8 +118,8 @@ def dealt(
 
 
 def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Divide the images or recordings into training, validation and test, according to the table or to the hospital's
-    split of patients.
+    """Divide images or recordings into training, validation and test, by the table or by the hospital's split of
+    patients.
     """
     fixed = {entry.patient: entry.part for entry in listing.entries} if listing.fixed else None
     place = drawn_parts(_own_classes(listing.entries), fixed, source, shares, split, listing.problems)
@@ -140,9 +136,9 @@ def drawn_parts(
 ) -> Mapping[str, str]:
     """Return the part (training, validation, test) of each patient.
 
-    If a table assigns patients to parts of the data, the function returns the table's assignment. If no table assigns
-    patients, the function ranks patients by a hash of their names, and divides the patients by rank. With differential
-    privacy, only the hash of a patient's name determines whether the patient is for training, validation or test.
+    If a table assigns the patients, its assignment counts. Otherwise, the patients are sorted by a hash of their names,
+    and divided in this order. Under differential privacy, the hash of a patient's name alone determines the part, so
+    that no patient affects another.
 
     Args:
         classes: The name that the site gives the class of each patient.
@@ -166,8 +162,7 @@ def drawn_parts(
 def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
     """For each patient, return the most frequent class of the patient's cases, as the site names the class.
 
-    The class names of the plan are not used, because the split into training, validation and test must not depend on
-    the plan.
+    The plan's names of classes are not used, because the split must not depend on the plan.
     """
     labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
@@ -176,10 +171,9 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Assign patients to training, validation or test at a site that does not train and has fewer than three patients.
+    """Assign the patients of an evaluation site with fewer than three patients.
 
-    A patient whom an earlier study assigned to training, validation or test keeps this assignment. Patients whom no
-    earlier study assigned are test patients.
+    Patients whom an earlier study assigned keep their part; all others become test patients.
     """
     return {patient: known.get(patient, "test") for patient in classes}
 
@@ -193,10 +187,9 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Map the name of each image or recording to its class. Without a class, training ignores the image or
-    recording.
+    """Map the name of each image or recording to its class; training ignores those without a class.
 
-    Images or recordings whose class is not in the plan are removed from the list and recorded.
+    Images or recordings with a class that the plan lacks are recorded and removed from the list.
     """
     if not task.goal.classifies:
         return {}
@@ -233,14 +226,14 @@ def examined(
     """
     task.check_source(source)
     assert source is not None
-    task.absent(source)  # this call raises an error for an invalid key data.unannotated before files are read
+    task.absent(source)  # raises an error for an invalid data.unannotated before files are read
     listing = task.listing_of(source, source.folder_of(site, task.deals))
     classes = task.classes_of(listing, source)
     make = partial(_made_of, task.maker(source), classes)
     if task.partition is not None:
         listing.entries = dealt(task.partition, site, sites, listing.entries, classes)
     parts = divided(listing, source, task.shares, task.split)
-    # The fold is removed from the cache key, so that all folds use the same cached files.
+    # no fold in the cache key, so that all folds share cached files
     unfolded = task.model_copy(update={"fold": None})
     code = [facts_of(name)["hash"] for name in sorted(ours_behind(task))]
     settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
@@ -292,16 +285,14 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare images or recordings. Collect the names of unreadable images or recordings, by the reason why they are
-    unreadable.
-    """
+    """Prepare images or recordings. Collect the names of unreadable images or recordings in `wrong`, by reason."""
     held = []
     for entry in entries:
         try:
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # the file is not the cause of this error, because a fault of a file raises DataError
+        except MedsiloError:  # no fault of a file, which would raise DataError
             raise
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)

@@ -1,9 +1,9 @@
-"""Read the rows of a hospital's table as cases. Sites import this module, and the server does not.
+"""Read the rows of a hospital's table as cases. Only sites import this module.
 
-The table and the hospital's settings determine which rows are cases, and a plan cannot exclude rows.
+The table and the hospital's settings alone determine which rows are cases: a plan can't exclude rows.
 
-A number outside the limits that the plan states for the column counts as missing. If a category in the table is not
-among the plan's levels, all inputs of the column are 0.
+A number outside the plan's limits for its column counts as missing. If a category in the table is not among the plan's
+levels, all inputs of the column are 0.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,11 +40,9 @@ ALONE = (
 
 
 def finished(task: PatientTable, data: SiteData) -> SiteData:
-    """Convert all cases to the network's inputs, and record in the survey the means and standard deviations for
-    standardisation.
-    """
+    """Standardise the inputs of all cases, and record the means and standard deviations in the survey."""
     parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
-    known = parts["train"] if len(parts["train"]) else parts["test"]  # an evaluation site has no training cases
+    known = parts["train"] if len(parts["train"]) else parts["test"]  # an evaluation site may have no training cases
     scales = task.scales_of(known.inputs)
     read = [(task.finished(own.inputs, scales), own.targets, own.patients) for own in parts.values()]
     told = {name: (float(a), float(b)) for name, a, b in zip(task.input_names, *scales, strict=False)}
@@ -76,8 +74,7 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# Rows of simulated sites, for each table. A table is read once for all sites, and rows wait here for their site's
-# request.
+# A table is read once for all simulated sites; here, rows wait until their site asks for them
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
@@ -124,9 +121,8 @@ def part_of(task: PatientTable, data: Cases) -> PartFacts:
 
 
 def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
-    """Yield a problem for each part (training, validation, test) in which the concordance index is undefined.
-
-    The concordance index is undefined if no two cases of the part can be compared.
+    """Yield a problem for each given part of the data in which no two cases can be compared, so that the concordance
+    index is undefined.
     """
     for part, target in targets.items():
         times, censored = target[:, 0], target[:, 1] == 0
@@ -136,9 +132,9 @@ def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
 
 
 def _seen_longer(times: Tensor, censored: Tensor) -> Tensor:
-    """Return a Boolean tensor [cases] that is true for each case that was observed longer than the earliest event.
+    """Return a Boolean tensor [cases]: true for cases that were observed longer than the earliest event.
 
-    If no case was observed longer than the earliest event, no two cases can be compared for the concordance index.
+    Only such cases can be compared with an event.
     """
     first = times[~censored].min()
     return (times > first) | ((times == first) & censored)
@@ -153,13 +149,12 @@ class TableRows:
     lines: np.ndarray  # for each case, the index of the row in the table, [cases]
     inputs: np.ndarray  # [cases, inputs]; missing and invalid values are NaN
     outcomes: np.ndarray  # [cases, 1], or, for survival analysis, [cases, 2] with time and event
-    labels: np.ndarray  # [cases], the class's index; in a survival analysis, 1 for an event; in a regression, 0
+    labels: np.ndarray  # [cases]: the class's index; in a survival analysis, 1 for an event; in a regression, 0
     classes: TextColumn  # names of classes, as the hospital spells them
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    # for each kind of invalid value, a Boolean array [rows] that is true where the row contains an invalid value of
-    # this kind
+    # for each kind of invalid value, a Boolean array [rows]: whether the row has such a value
     odd: Mapping[str, np.ndarray]
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
@@ -172,7 +167,7 @@ class TableRows:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Names, such as "line 12", by which messages refer to the rows that are cases."""
+        """The names of the cases' rows in messages, such as "line 12"."""
         return self.table.lines_called(self.lines)
 
     def taken(self, cases: np.ndarray) -> "TableRows":
@@ -186,7 +181,7 @@ class TableRows:
         return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
 
     def cases(self, cases: np.ndarray) -> Cases:
-        """Return the cases as tensors; the inputs in the tensors are not standardised yet."""
+        """Return the given cases as tensors, without standardised inputs."""
         inputs, outcomes = torch.from_numpy(self.inputs[cases]), torch.from_numpy(self.outcomes[cases])
         if self.task.kind == "survival":
             targets = outcomes.float()
@@ -195,8 +190,8 @@ class TableRows:
         return Cases(inputs, targets, self.patients[cases].texts())
 
     def divided(self, source: DataSource) -> dict[str, np.ndarray]:
-        """Return the indices of the training, validation and test cases, according to the table or to the hospital's
-        split of patients.
+        """Return the indices of the training, validation and test cases, by the table or by the hospital's split of
+        patients.
         """
         patients = self.patients.shown()
         fixed: dict[str, str] | None = None
@@ -229,7 +224,7 @@ class TableRows:
     def class_of_each(self, patients: TextColumn) -> dict[str, str]:
         """For each patient, return the most frequent class of the patient's cases, as the hospital names the class.
 
-        The class names of the plan are not used, because the parts of the data must not depend on the plan.
+        The plan's names of classes are not used, because the split must not depend on the plan.
         """
         order = np.argsort(np.argsort(self.classes.values, kind="stable"), kind="stable")
         ranks = order[self.classes.codes] if len(self.classes.values) else np.zeros(len(self.lines), int)
@@ -253,9 +248,7 @@ class TableRows:
 
 
 class _Reading:
-    """Reads a table for a task: first, the hospital's settings determine which rows are cases; then, the plan selects
-    columns.
-    """
+    """Reads a table for a task: the hospital's settings select the rows, and the plan selects the columns."""
 
     def __init__(self, task: PatientTable, path: Path, source: DataSource, outcome: bool) -> None:
         self.task, self.source, self.outcome = task, source, outcome
@@ -274,13 +267,13 @@ class _Reading:
         learned = [self.called[name] for name in task.outcomes] if outcome else []
         if source.outcome and (others := [name for name in learned if name not in source.outcome]):
             raise DataError(
-                f"the plan learns {' and '.join(map(repr, task.outcomes))}, which is not the outcome of this "
+                f"the plan predicts {' and '.join(map(repr, task.outcomes))}, which is not the outcome of this "
                 "hospital's data set",
                 private=f"{others[0]}; data.outcome has {', '.join(source.outcome)}",
             )
         if outcome and source.learned_as not in (None, task.kind):
             raise DataError(
-                f"the plan learns a {task.kind} of the outcome, and this hospital's data set declares a "
+                f"the plan's kind of prediction is {task.kind}, but this hospital's data set declares "
                 f"{source.learned_as}"
             )
         self.table = read_columns(path)
@@ -301,7 +294,7 @@ class _Reading:
                 raise DataError("data.required names a column that the table lacks; correct it", private=name)
             lacking = self.table.column(own).isin(self.missing)
             self._leave_out(kept, f"lines have no value of {name!r}, which this hospital requires", lacking)
-        # A row needs a value for every outcome in the settings, even for outcomes that this plan does not predict.
+        # also for outcomes that this plan does not predict, so that all plans use the same rows
         for name in self.source.outcome if self.outcome else ():
             if (own := self.table.find(name)) is not None:
                 self._leave_out(kept, "lines have no outcome", self.table.column(own).isin(self.missing))
@@ -347,7 +340,7 @@ class _Reading:
 
     # ---------------------------------------------------- select the rows that are cases
     def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
-        """Leave out the given rows, and record each row that no earlier call left out."""
+        """Leave out the given rows, and record those that were not left out before."""
         self._note("left out", what, lines & kept)
         kept &= ~lines
 
@@ -356,8 +349,8 @@ class _Reading:
         return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
 
     def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
-        """Return three values of each row: the outcome, the index of the class in the plan, and the hospital's name for
-        the class.
+        """For each row, return the outcome, the index of the class in the plan, and the hospital's name of the
+        class.
         """
         task, columns = self.task, [self._column(name) for name in self.task.outcomes]
         for name, own in zip(task.outcomes, columns, strict=True):
@@ -378,7 +371,7 @@ class _Reading:
             numbers = numbers.clip(*task.range)
             return numbers[:, None], np.zeros(self.table.count, int), TextColumn(("",), np.zeros(self.table.count, int))
         levels, known = columns[-1].levels(), own_labels(task.counted, self.source.label_map)
-        # The names of censored cases and events do not depend on the plan.
+        # the names of censored cases and events are the same for all plans
         declared = known if task.kind == "survival" else ()
         self._leave_out(kept, RARE, columns[-1].isin(self._rare(columns[-1], kept, patients, declared)))
         numbered = np.array([known.get(own, -1) for own in levels], int)
@@ -447,7 +440,7 @@ class _Reading:
         return values
 
     def _numbers(self, name: str, own: TextColumn) -> np.ndarray:
-        """Convert a column to numbers, [rows]; if the decimal sign is a comma, points may separate thousands."""
+        """Convert a column to numbers, [rows], without points between thousands."""
         texts = tuple(without_thousands(name, own.values, self.source.decimal))
         return TextColumn(texts, own.codes).numbers(self.source.decimal)
 
@@ -458,7 +451,7 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record two kinds of problems: rows that cannot be read, and letters that may have been decoded wrongly."""
+        """Record as problems the rows that can't be read, and an old encoding whose letters may be decoded wrongly."""
         table = self.table
         if table.uneven:
             what = "lines have more or fewer cells than the first; export the table again"
@@ -468,5 +461,5 @@ class _Reading:
 
 
 def read_rows(task: PatientTable, path: Path, source: DataSource, outcome: bool = True) -> TableRows:
-    """Read the cases in a table. If the method also reads outcomes, rows without an outcome are left out."""
+    """Read the cases in a table. With `outcome`, rows without an outcome are left out."""
     return _Reading(task, path, source, outcome).rows()

@@ -24,14 +24,14 @@ class VolumeFolder(FolderTask):
     """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels of the cases are masks
     or classes.
 
-    Subclasses may override `listing_of`, `scan_of` and `mask_reader`, which list cases, read images and read masks.
-    Every volume is reoriented to LPS.
+    Subclasses may override `listing_of`, which lists cases, `scan_of`, which reads images, and `mask_reader`, which
+    reads masks. Every volume is reoriented to LPS.
 
-    If the plan has a target spacing, volumes are resampled to the target spacing, and a segmentation trains on patches
-    of the plan's size. If the plan has no target spacing, volumes are resized to the plan's size.
+    With a target spacing in the plan, volumes are resampled to this spacing, and a segmentation trains on patches of
+    the plan's size. Without it, volumes are resized to the plan's size.
 
-    If the plan's key `dimensions` is 2, every slice is a case, and lists with one number per axis have the order x, y.
-    All slices of a volume are in the same part (training, validation or test).
+    With `dimensions: 2`, every slice is a case, and lists with one number per axis have the order x, y. All slices of a
+    volume are in the same part (training, validation or test).
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
@@ -41,15 +41,15 @@ class VolumeFolder(FolderTask):
 
     dimensions: Dimensions = Field(default=3, description="3: cases are volumes; 2: cases are slices")
     modalities: tuple[Name, ...] = Field(
-        default=("image",), min_length=1, max_length=64, description="names of a volume's channels, in order"
+        default=("image",), min_length=1, max_length=64, description="names of the channels of a volume, in order"
     )
     target_spacing: tuple[Distance, ...] | None = Field(
         default=None,
-        description="voxel spacing in mm to which all sites resample volumes; `null`: volumes are resized to `size`",
+        description="voxel spacing in mm to which sites resample volumes; `null`: sites resize volumes to `size`",
     )
     slices: Literal["labelled", "all"] = Field(
         default="labelled",
-        description="slices that are cases in a segmentation: only slices with a structure, or all slices",
+        description="slices that a segmentation uses: only slices with a structure, or all slices",
     )
 
     @model_validator(mode="after")
@@ -97,7 +97,7 @@ class VolumeFolder(FolderTask):
         return image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the images in a folder; if the site names the channels, the channels are in the plan's order."""
+        """List the images in a folder; channels that the site names are sorted in the plan's order."""
         if not isinstance(source.images, dict):
             return super().listing_of(source, folder)
         own = source.images
@@ -149,4 +149,4 @@ class NiftiFolder(VolumeFolder):
     name: Literal["nifti-folder"] = "nifti-folder"
 
     def across_patients(self) -> str:
-        return super().across_patients()  # the intensity scaling of an image does not depend on other images
+        return super().across_patients()  # the images of a patient are prepared independently of other patients

@@ -24,14 +24,14 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites g
 CHANNELS = 9
 CLASSES = 6
 HARMONICS = 3
-# fraction of a person's windows that show the person's main activity; the activities in all other windows are random
+# fraction of a person's windows with the main activity; the other windows have random activities
 HABIT = 0.8
 EVEN = 1000.0  # parameter of a Dirichlet distribution whose samples are almost equal fractions
 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A type of sensor, with a gain and an offset for each channel; a negative gain inverts the channel."""
+    """A type of sensor. Each channel has a gain and an offset; a negative gain inverts the channel."""
 
     gains: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -69,13 +69,13 @@ class SyntheticActivity(Classifying):
     Sites 1, 3, 5, ... use the first type of sensor, and sites 2, 4, 6, ... use the second type of sensor. The two types
     of sensors differ in gains, offsets, inverted channels, noise and clock rate.
 
-    As in design C of the benchmarks, the plan determines how sites differ.
+    The plan's key `shift` determines how sites differ, as in design C of the benchmarks.
 
     With the shift "label" (C2), sites differ in the frequency of activities. With the shift "feature" (C4), sites
     differ in sensors, and alpha is ignored. With the shift "both" (C1), sites differ in activities and, independently,
     in sensors. With the shift "none", sites differ neither in activities nor in sensors.
 
-    Unlike this task, design C of the benchmarks has images, eight classes and three types of devices.
+    Unlike this task, design C has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
@@ -86,11 +86,12 @@ class SyntheticActivity(Classifying):
     name: Literal["synthetic-activity"] = "synthetic-activity"
     shift: Literal["label", "feature", "both", "none"] = Field(
         "both",
-        description="how sites differ: in activities (`label`), in sensors (`feature`), in both or in nothing (`none`)",
+        description="how sites differ: in activities (`label`), in sensors (`feature`), in both (`both`) or not at "
+        "all (`none`)",
     )
     alpha: Alpha = Field(
         default=0.1,
-        description="parameter of the Dirichlet distribution: the smaller, the more the sites' labels differ",
+        description="for `label` and `both`: the smaller this number, the more the sites differ in activities",
     )
     persons: int = Field(default=40, ge=3, le=10_000, description="number of persons per site, on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="number of windows per person")
@@ -115,7 +116,7 @@ class SyntheticActivity(Classifying):
         habits = numbers_for(seed, self.name, "habits").permutation(np.arange(self.persons * len(sites)) % CLASSES)
         alpha = self.alpha if self.shift in ("label", "both") else EVEN
         own = dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
-        # Persons are sorted by main activity, so that each activity occurs in training, validation and test.
+        # sorted by main activity, so that training, validation and test contain each activity
         own = own[np.argsort(habits[own], kind="stable")]
         sensor = FAMILIES[position % len(FAMILIES)] if self.shift in ("feature", "both") else COMMON
         motions = draw_motions(seed)
@@ -128,9 +129,9 @@ class SyntheticActivity(Classifying):
     def record(
         self, seed: int, person: int, habit: int, motions: Motions, sensor: Sensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Generate one person's windows, [windows, 9, steps], and the activities in these windows, [windows].
+        """Generate one person's windows, [windows, 9, steps], and the activity in each, [windows].
 
-        The motion of a person does not depend on the person's site.
+        The person moves in the same way at every site.
         """
         random = numbers_for(seed, self.name, "person", int(person))
         labels = np.where(random.random(self.windows) < HABIT, habit, random.integers(CLASSES, size=self.windows))

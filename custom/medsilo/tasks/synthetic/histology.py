@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # this import is only for type checking, because only sites g
     from medsilo.tasks.site_data import SiteData
 
 CLASSES = {"phase": ("nucleus above", "nucleus below"), "amplitude": ("small nucleus", "large nucleus")}
-DEBRIS = 4  # number of nuclei without a cell in each patch; the positions of these nuclei do not depend on the class
+DEBRIS = 4  # nuclei without a cell in each patch, whose positions do not depend on the class
 SPACING = 16  # number of pixels between neighbouring positions of cells
 
 
@@ -53,7 +53,7 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Interpolate between two appearances; if the share of the second appearance is above 1, extrapolate."""
+        """Interpolate between two appearances, or extrapolate if `share` is above 1."""
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
 
@@ -79,8 +79,8 @@ class SyntheticHistology(Classifying):
     The classes differ by a rotation of 180 degrees, so both classes have equal amplitude spectra, and only the phase
     spectrum reveals the class.
 
-    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. With the coding
-    "amplitude", amplitude normalisation lowers the accuracy, so this coding is a negative control.
+    With the coding "amplitude" (design `histo` of the benchmarks), the label is the size of the nuclei. This coding is
+    a negative control, because amplitude normalisation lowers the accuracy.
 
     Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
     texture. The plan's shift scales the differences in appearance between sites; with a shift of 0, all sites have the
@@ -98,22 +98,22 @@ class SyntheticHistology(Classifying):
     name: Literal["synthetic-histology"] = "synthetic-histology"
     coding: Literal["phase", "amplitude"] = Field(
         "phase",
-        description="the feature that distinguishes the classes: position of the nucleus (`phase`), or its size "
+        description="difference between the classes: the nucleus's position in its cell (`phase`), or its size "
         "(`amplitude`)",
     )
     shift: float = Field(
-        default=1.0, ge=0, le=2, description="how much the appearance differs between sites; 0: not at all"
+        default=1.0, ge=0, le=2, description="factor on the differences in appearance between sites; 0: no differences"
     )
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
     patches: int = Field(
         default=8,
         ge=2,
         le=1000,
-        description="number of patches per patient; half of the patches belong to each of the two classes",
+        description="number of patches per patient, half of them in each class",
     )
     shares: Shares | None = Field(
         default=None,
-        description="shares of patients in training, validation and test; `null`: a half, a fifth and three tenths",
+        description="shares of patients in training, validation and test; `null`: 0.5, 0.2 and 0.3",
     )
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a patch in pixels")
 
@@ -156,7 +156,7 @@ class SyntheticHistology(Classifying):
         present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
         radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
         if self.coding == "phase":
-            # All nuclei are generated above the centre of their cells, because patches with label 1 are rotated later.
+            # above the centre of the cell in both classes, because patches with label 1 are rotated later
             angles = random.normal(np.pi / 2, 0.7, shape)
             nuclei = 0.4 * radii
         else:
@@ -176,15 +176,13 @@ class SyntheticHistology(Classifying):
 
 
 def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.ndarray, size: int) -> np.ndarray:
-    """Draw disks with soft edges, and return one image for each case, [cases, size, size]; each argument has the shape
-    [cases, disks].
-    """
+    """Draw disks with soft edges, [cases, size, size]. Positions, radii and presence have the shape [cases, disks]."""
     pixels = np.arange(size, dtype=np.float32)
     canvas = np.zeros((len(rows), size, size), np.float32)
     for disk in range(rows.shape[1]):
         down = per_case(rows[:, disk], 2) - pixels[:, None]
         across = per_case(columns[:, disk], 2) - pixels
-        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # a disk with radius -1 contains no pixel
+        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # radius -1: no pixels
         np.maximum(canvas, np.clip(radius + 0.5 - np.sqrt(down**2 + across**2), 0, 1), out=canvas)
     return canvas
 

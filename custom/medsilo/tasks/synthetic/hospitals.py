@@ -1,4 +1,4 @@
-"""Define functions that all synthetic tasks share, such as functions for names of patients and for smooth noise.
+"""Define functions that synthetic tasks share, for example for names of patients and for smooth noise.
 
 No function in this module uses BLAS, so that synthetic cases do not depend on the number of threads.
 """
@@ -46,7 +46,7 @@ def blur(images: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def smooth_noise(shape: tuple[int, ...], sigma: float, random: np.random.Generator) -> np.ndarray:
-    """Return Gaussian noise that is blurred along the last two axes, and scaled to standard deviation 1."""
+    """Return Gaussian noise, blurred along the last two axes and scaled to standard deviation 1."""
     field = blur(random.standard_normal(shape, np.float32), sigma)
     return field / field.std()
 

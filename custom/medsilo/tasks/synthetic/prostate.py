@@ -27,13 +27,13 @@ from medsilo.tasks.task import Task
 if TYPE_CHECKING:  # this import is only for type checking, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
-DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the organ, if similarity is "low"
+DARK_ORGANS = (0, 4)  # with similarity "low", indices of the sites at which the dark ellipsoid is the organ
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The appearance of a site's images, and the site's number of patients as a multiple of the smallest site's
-    number.
+    """The appearance of a site's images; `patients` is the site's number of patients as a multiple of the smallest
+    site's.
     """
 
     patients: float
@@ -66,15 +66,14 @@ class SyntheticProstate(Task):
     ellipsoid is the organ. The task follows design B of the benchmarks.
 
     With the similarity "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. With the
-    similarity "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth site. If
-    similarity is "low", a single model is correct at all sites only if it recognises the site by background and
-    brightness.
+    similarity "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth site.
+    Then, a single model can be correct at all sites only if it recognises the site by background and brightness.
 
     With either similarity, sites differ in brightness, contrast, stripes, bias field, noise and number of patients (1
-    to 4 times the smallest site's number). The values of each patient's volume are multiplied by an individual factor.
-    Each case is a slice that shows the organ, and the network returns two logits for each pixel.
+    to 4 times the smallest site's number). Each patient's volume is multiplied by a random factor. Each case is a slice
+    that shows the organ, and the network returns two logits for each pixel.
 
-    In design B of the benchmarks, but not in this task, each patient has only one slice.
+    Unlike here, each patient has only one slice in design B.
     """
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
@@ -87,17 +86,17 @@ class SyntheticProstate(Task):
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = Field(
         "low",
-        description="`low`: the first and fifth site label another structure than all other sites; `high`: all sites "
-        "label the same structure",
+        description="`high`: all sites label the same structure. `low`: the first and the fifth site label the other "
+        "structure",
     )
     patients: int = Field(
         default=40,
         ge=3,
         le=1000,
-        description="number of patients at the smallest site; larger sites have up to 4 times as many",
+        description="number of patients at the smallest site; other sites have up to 4 times as many",
     )
     slices: int = Field(
-        default=6, ge=3, le=64, description="number of slices of a volume; slices with the organ are cases"
+        default=6, ge=3, le=64, description="number of slices per volume; only slices with the organ are cases"
     )
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")
 
@@ -135,7 +134,7 @@ class SyntheticProstate(Task):
     def use(self) -> Inference:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
-            # row indices of an image increase towards the back of the patient
+            # image rows run towards the patient's back
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
@@ -149,8 +148,7 @@ class SyntheticProstate(Task):
         angles = random.uniform(0, 2 * np.pi, count)
         away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
         objects = []
-        # The two ellipsoids never touch, because they are on opposite sides of the centre and have radii of at most 8
-        # pixels.
+        # the two ellipsoids, on opposite sides of the centre with radii up to 8 pixels, never touch
         for side in (1, -1):
             centres = middle + side * away + random.uniform(-0.5, 0.5, (count, 3))
             deep, wide = self.slices * random.uniform(0.3, 0.42, (count, 1)), unit * random.uniform(5, 8, (count, 2))
