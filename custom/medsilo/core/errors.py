@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from medsilo.core.text import plain
 
-# prefix of the error message that a site sends if its loss or weights become NaN or infinite
+# prefix of the error message that a site sends when its training gives NaN or infinity
 DIVERGED = "training diverged"
 
 

@@ -1,7 +1,7 @@
 """Define the interface through which the server sends requests to the sites.
 
-The module server_stack.py lists the layers around
-the channel in order.
+Each optional feature is a layer: a channel that wraps another channel. The module server_stack.py lists the layers
+around the channel in order.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -164,7 +164,7 @@ class Disclosure:
 
     # ------------------------------------------------------------------ answers
     def warnings(self) -> list[SiteWarning]:
-        """Return warnings for the study's lead about suppressed scores and about the split of the data. Other warnings
+        """Return warnings for the study's lead about suppressed scores and about the split of the data. Some warnings
         concern a hospital that splits its data into training, validation and test cases itself. If another study used
         nearly the same patients, a score is suppressed, and a warning names the part of the data.
         """
@@ -462,7 +462,7 @@ class Disclosure:
     def classes(self) -> dict[str, list[int] | None]:
         """For each part of the data, return the number of cases of each class, or None if no class has enough patients.
 
-        If a class has too few patients, its count is 0. Larger classes keep their counts, because suppressing them, too,
+        If a class has too few patients, its count is 0. Larger classes keep their counts, because suppressing them
         could depend on a single patient.
         """
         goal = self.task.goal

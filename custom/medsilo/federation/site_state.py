@@ -32,7 +32,7 @@ COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "valida
 # number of latest states that a site always keeps, because a server that died during a round may repeat the previous
 # round
 KEPT = 2
-# Of older rounds, the site keeps only some states, so that a study can go on after the server is restored from a
+# Of older rounds, the site keeps at most one state in this number of rounds, in case the server is restored from a
 # backup.
 TENTH = 10
 
@@ -194,8 +194,8 @@ class SiteState:
     def save(self) -> None:
         """Save the optimizers, and those tensors of the networks that the server will not send again."""
         phase = self.plan.course.phase_of(self.done + 1)
-        # For a PullForm, the server sends no tensors: each site moves its own tensors towards the mean of the other
-        # sites.
+        # For a PullForm, the server does not send the tensor group, because each site moves its own tensors towards the
+        # mean of the other sites.
         forms = self.plan.sealed_forms(phase)
         every_round = [
             group
