@@ -3,10 +3,9 @@ the answer.
 
 A site begins an attempt at an answer, and trains. With the attempt's identifier, the site saves both its state and the
 answer. After training, the site charges the attempt to the ledger, and then sends the answer. The site ignores a saved
-state or answer without an entry in the ledger, because later answers would otherwise depend on training that was not
-charged. If a site's process dies, the ledger contains every answer that was sent, and at most one answer that was not
-sent. If the server repeats a request, the site sends the saved answer unchanged, and does not charge the answer a
-second time.
+state or answer without a ledger entry, because later answers would otherwise depend on training that was not charged.
+If a site's process dies, the ledger contains every answer that was sent, and at most one answer that was not sent. If
+the server repeats a request, the site sends the saved answer unchanged, and does not charge the answer a second time.
 """
 
 import secrets
