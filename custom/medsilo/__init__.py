@@ -1,8 +1,8 @@
 """medsilo lets hospitals train a medical-imaging model together without sharing data.
 
-The page docs/research/python.md shows how Python programs and notebooks use each exported name. To keep `import
-medsilo` fast, Python loads an exported name only when a program first uses this name. The package medsilo-lab uses
-entry points to add its names to the module medsilo.
+The page docs/research/python.md shows how Python programs and notebooks use each exported name. A name is imported only
+when a program first uses it, so that `import medsilo` stays fast. The package medsilo-lab uses entry points to add its
+names to the module medsilo.
 """
 
 from importlib import import_module

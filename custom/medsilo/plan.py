@@ -48,7 +48,7 @@ class ModelSelection(Feature):
     keep: Literal["best", "last"] = Field(
         "best",
         description="the round whose model is tested and kept as `best`: the last round, or the round with the best "
-        "validation score. Of several rounds with the best score, the first counts",
+        "validation score. If several rounds share the best score, the first of them is chosen",
     )
     validate_every: int = Field(
         1,
@@ -194,7 +194,7 @@ class Plan(Section):
         (),
         max_length=8,
         description="layers of other packages that wrap each site and the server, outermost layer first; each entry "
-        "has the layer's `name` and the layer's own keys",
+        "has a layer's `name` and its keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="the seed of all random numbers")
     protocol: Literal["paper", "released-code", "default"] = Field(
@@ -250,8 +250,8 @@ class Plan(Section):
 
     @property
     def has_threshold(self) -> bool:
-        """Return True if hospitals choose a threshold on validation cases. Under a privacy promise, hospitals choose no
-        threshold, because each disclosed number costs privacy.
+        """Return True if hospitals choose a decision threshold on their validation cases. Under a privacy promise,
+        hospitals choose no threshold, because each disclosed number costs privacy.
         """
         return self.task.goal.decides and self.privacy is None
 

@@ -36,7 +36,7 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # every installed package is allowed; used where one person runs everything on one machine
+ANY = ("*",)  # allows every installed package; for one person who runs everything on one machine
 SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 
@@ -181,7 +181,7 @@ class Registry(PluginTable):
         """
         name = found.model_fields["name"].default
         if name in self and name not in self._given:
-            raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another name")
+            raise PlanError(f"{found.__name__}: the name {name!r} is already in use; choose another name")
         self._check(found, name, found.__module__)
         self._given[name] = found, source
 
@@ -241,7 +241,7 @@ class Registry(PluginTable):
         if not (isinstance(found, type) and issubclass(found, Section) and issubclass(found, base)):
             raise PlanError(f"package {package}: {name!r} is not a {base.__name__}; derive it from {self.base}")
         if found.model_fields["name"].default != name:
-            raise PlanError(f'package {package}: {name!r} says another name; write name: Literal["{name}"] = "{name}"')
+            raise PlanError(f'package {package}: {name!r} has another name; write name: Literal["{name}"] = "{name}"')
         if package != OWN and (odd := min(uncalled(found), default="")):
             near = get_close_matches(odd, [hook for hook in vars(base) if not hook.startswith("_")], n=1)
             remedy = f"did you mean {near[0]}?" if near else f"{base.__name__} has no such method."
@@ -393,6 +393,6 @@ def check_allowed(package: str, allowed: Collection[str]) -> None:
 def _check_same(package: str, own: Mapping[str, str], said: Any) -> None:
     if isinstance(said, dict) and said != own:
         raise PlanError(
-            f"packages.{package}: {in_words(own)} is installed here, the plan was made with {in_words(said)}; install "
-            "that here, or remove 'packages' from the plan to use what is installed"
+            f"packages.{package}: {in_words(own)} is installed here, but the plan needs {in_words(said)}; install "
+            "that here, or remove 'packages' from the plan"
         )

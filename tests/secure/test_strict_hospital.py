@@ -89,7 +89,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     summary = read_summary(consortium.kit(SERVER) / "medsilo/amplitude")
     assert summary.status == "failed"
     assert f"{STRICT} refused: a privacy filter" in summary.reason
-    assert "this hospital does not let amplitude out" in log
+    assert "this hospital does not send amplitude" in log
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()
     assert "not let amplitude out" in written

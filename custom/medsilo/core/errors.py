@@ -21,8 +21,8 @@ class MedsiloError(Exception):
         private: Details that the hospital never sends.
 
     >>> from medsilo.extend import MedsiloError
-    >>> str(MedsiloError("no images are there; give a folder with such", private="/data/ward-3"))
-    'no images are there; give a folder with such'
+    >>> str(MedsiloError("the folder has no images; choose another folder", private="/data/ward-3"))
+    'the folder has no images; choose another folder'
     """
 
     def __init__(self, message: str, private: str = "") -> None:

@@ -114,8 +114,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the temporary files that killed processes left in folders; no other process may write to these folders
-    while the function runs.
+    """Remove the temporary files that killed processes left in folders. No other process may write to these folders
+    meanwhile.
     """
     for folder in folders:
         for path in folder.glob(".*.part"):
@@ -219,8 +219,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Tensors whose numbers take more bytes come first, because each tensor must begin at a multiple of its numbers'
-    # size.
+    # Tensors of wide number types come first, because each tensor must begin at a multiple of its type's size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
@@ -306,7 +305,9 @@ def check_tree(folder: Path, largest: int, what: str) -> None:
         for path in (Path(place) / name for name in (*folders, *names)):
             told = plain(path.relative_to(folder).as_posix(), 120)
             if leads_out(path, inside):
-                raise MedsiloError(f"{told} of {what} is a link to another place; replace the link by a file")
+                raise MedsiloError(
+                    f"{told} of {what} is a link to a file outside the folder; replace the link by the file"
+                )
             if not (path.is_file() or path.is_dir()):
                 raise MedsiloError(f"{told} of {what} is neither a file nor a folder; remove it")
             if path.is_file() and path.stat().st_size > largest:

@@ -96,8 +96,7 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        # A nearly full disk may accept only some of the bytes; the next attempt to write the other bytes then raises an
-        # error.
+        # A nearly full disk may write only some of the bytes; the next attempt to write the rest then raises an error.
         while content:
             written = os.pwritev(self._file.number, [content], begin)
             content, begin = content[written:], begin + written

@@ -245,7 +245,9 @@ def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
 def _in_module(module: str) -> Iterator[tuple[str, Path]]:
     spec = find_spec(module)  # for a top-level module, find_spec imports no code
     if spec is None:
-        raise MedsiloError(f"there is no module {module}, which an installed package says it has; install it again")
+        raise MedsiloError(
+            f"module {module} is missing, although an installed package lists it; install the package again"
+        )
     for folder in map(Path, spec.submodule_search_locations or ()):
         for path in folder.rglob("*"):
             if path.is_file() and _is_content(path.relative_to(folder)):

@@ -22,12 +22,10 @@ def step_of_at_least(width: float) -> float:
 @dataclass(frozen=True)
 class Resolution:
     weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
-    # A mean's rounding step is the largest change that this number of patients can cause; for 0 patients, means are
-    # exact.
+    # A mean is rounded to the largest change that this number of patients can cause; with 0 patients, means stay exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
-    # largest number of cases of one patient, rounded up to one digit, so that the number seldom changes if one patient
-    # changes
+    # the most cases that one patient has, rounded up to one digit, so that one patient seldom changes this number
     largest: int = 1
     size: int = 0  # number of patients
     number: int = 0  # number of cases

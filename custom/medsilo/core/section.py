@@ -46,7 +46,7 @@ class Section(BaseModel):
     @classmethod
     def received(cls, values: Any) -> Self:
         """Return a section with validated values that another party sent. Raises Refused for invalid values."""
-        # If a class sets `strict` itself, some of its fields convert values of a similar type to the declared type.
+        # If a class sets `strict` itself, its fields may convert a value of a similar type to the declared type.
         strict = None if "strict" in cls.model_config else True
         try:
             return cls.model_validate(values, strict=strict)
@@ -76,8 +76,8 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A section of a plan. A feature's methods list conflicts with other sections of the plan, and describe the tensors
-    that sites send because of the feature.
+    """A section of a plan. A feature lists conflicts with other sections of the plan, and describes the tensors that
+    sites send because of it.
 
     The validation of a plan and the disclosure report call the methods of each feature of the plan.
     """

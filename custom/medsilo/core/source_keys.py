@@ -10,7 +10,7 @@ from typing import NamedTuple
 PLAN_CLASS = "medsilo.plan:Plan"
 ROOT = "medsilo.core.section:Section"  # the base class of all sections
 MOST_BASES = 32
-OTHERWISE = {"alias", "validation_alias"}  # arguments that give a field a key which differs from the field's name
+OTHERWISE = {"alias", "validation_alias"}  # arguments that give a field a key other than the field's name
 
 
 class _Source(NamedTuple):

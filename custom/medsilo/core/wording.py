@@ -15,7 +15,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # limit on the bytes of a value that an error message quotes
 MOST = 4  # limit on the number of faults that one error message lists
-# for each section with a key `name`: the class that the value of `name` names, or None if no class has this name
+# the class that the value of `name` selects in each section with this key; None if no class has this name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -39,7 +39,7 @@ MEANINGS = {
 }
 NUMBERS = ("int_type", "float_type")
 # names that other tools use, each with the corresponding key of a plan
-ALSO_CALLED = {  # the first lines of this mapping contain names from NVFlare's recipes
+ALSO_CALLED = {  # NVFlare's recipes use the names in the first lines
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
     **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),

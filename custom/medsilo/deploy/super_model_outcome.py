@@ -1,5 +1,5 @@
-"""Make a super model from a study's models: deliver personal models to the sites, choose the threshold gamma, and save
-the super model.
+"""Build a super model from a study's models: deliver personal models to the sites, choose the threshold gamma, and save
+the result.
 """
 
 import math
@@ -25,8 +25,8 @@ from medsilo.schedule.outcome import Outcome, Part, ServerEnd, SiteOutcome
 from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.tasks.task import check_absent
 
-ALWAYS_COMMON = 1.0  # the value of gamma with which the selector is never confident enough to choose a personal model
-DETAILS = "super_model"  # the key under which a study's summary describes the super model
+ALWAYS_COMMON = 1.0  # with this gamma, the selector is never confident enough to choose a personal model
+DETAILS = "super_model"  # the key of the super model's facts in a study's summary
 
 
 class Choices(MessageFacts):
@@ -83,12 +83,12 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
-    advice: str = ""  # advice that a warning gives if the global model predicts for all cases
+    advice: str = ""  # advice in the warning that the global model predicts every case
     # A function that changes the selector at the end of the study, given the selector and the mean of the tensor group
     # "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    # If the selector names the right hospital for less than this fraction of the cases, the global model predicts for
-    # all cases.
+    # If the selector recognises the right hospital for a smaller fraction of the cases, the global model predicts all
+    # cases.
     least: float = 0.0
 
     @property
@@ -273,8 +273,8 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
     """Round how often each model was chosen, and leave out models whose rounded count is 0."""
     counts = [float(count) for count in chosen.values()]
-    # the patients of the counted cases are unknown, so the function assumes the worst case: all counted cases belong to
-    # patients with the most cases
+    # It is unknown whose cases were counted, so the function assumes the worst: all belong to the patients with the
+    # most cases.
     if not resolution.exact:
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)

@@ -134,7 +134,7 @@ class SuperModel(nn.Module):
         if GLOBAL in self.sites:
             raise MedsiloError(f"a site is named '{GLOBAL}', which is the shared model's name; rename the site")
         if unknown := sorted(personal.keys() - set(self.sites)):
-            raise MedsiloError(f"a personal model of '{unknown[0]}', which is none of the sites; name it in `sites`")
+            raise MedsiloError(f"`sites` lacks '{unknown[0]}', which has a personal model; add it to `sites`")
         if (rule == "threshold") == (threshold is None):
             raise MedsiloError(f"rule '{rule}' {'needs a' if threshold is None else 'has no'} threshold (gamma)")
         if threshold is not None and not 0 <= threshold <= 1:
@@ -225,7 +225,7 @@ class SuperModel(nn.Module):
                 "the super model has no `origin`, which saving needs; create the super model with assemble()"
             )
         (folder / MANIFEST).unlink(missing_ok=True)
-        # models of hospitals that have stopped sharing their models
+        # models of hospitals that no longer share theirs
         for old in (folder / PERSONAL).glob("*.safetensors"):
             old.unlink()
         networks = {GLOBAL_FILE: self.global_model, SELECTOR_FILE: self.selector}

@@ -28,12 +28,12 @@ from medsilo.tasks.metrics import OF_CLASSES
 from medsilo.tasks.subgroups import HOSPITAL
 from medsilo.tasks.task import check_absent
 
-# the scores in the range of the task's metric, by the task of the request
+# for each kind of request: the names of the answer's scores that must lie in the range of the task's metric
 SCORES = {
     task: [name for name, own in answer.items() if own.form == "mean" and own.between is None]
     for task, answer in DISCLOSED.items()
 }
-Asked = tuple[str, int]  # the name of a request's task, and the round
+Asked = tuple[str, int]  # a request's task and round
 
 
 class Acceptance:
@@ -175,7 +175,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
-            raise Refused(f"the site's counts have the surplus entry {plain(name, 40)}")
+            raise Refused(f"the site's counts have the unexpected entry {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"the site's counts of {name} are not {layout[name]} numbers")
         if name not in OF_CLASSES:

@@ -10,7 +10,7 @@ from medsilo.schedule.phase import Group, Phase, views
 
 SLACK = 8 << 20  # limit on the bytes of a message, not counting the bytes of the message's tensors
 WIDER = 2  # largest factor by which a tensor's bytes grow when a hospital's filters convert the tensor to another type
-# limit on the number of those values in a message that do not belong to a tensor, a site or counts
+# limit on the values in a message that belong neither to a tensor, nor to a site, nor to counts
 BESIDE = 2 * MOST_VALUES
 MOST_UNNAMED = 32  # assumed number of sites, until the server's first request reports the number of sites
 PER_TENSOR = 32  # limit on the number of values with which a message describes one tensor

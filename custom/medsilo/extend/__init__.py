@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# For each exported name, the module that defines the name. An exported name is imported on first use: otherwise,
-# --help, which loads the plug-ins of commands, would also load torch and be slow.
+# For each exported name, the module that defines it. An exported name is imported on first use: otherwise, --help,
+# which loads the plug-ins of commands, would also load torch and be slow.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -78,7 +78,7 @@ PLACES = {
 }
 __all__ = ["__version__", "files", *PLACES]
 
-# this function is hidden from type checkers, which would otherwise accept every name as a name of this module
+# this function is hidden from type checkers, because they would then accept any name as an attribute of this module
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

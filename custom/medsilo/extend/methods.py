@@ -1,4 +1,4 @@
-"""The names that a plug-in needs for a method which `Algorithm`, `Group` and `Phase` alone can't express.
+"""Names for plug-ins whose method needs more than `Algorithm`, `Group` and `Phase`.
 
 The package `medsilo_zoo` contains examples of methods that use the names of this module.
 """

@@ -2,11 +2,10 @@
 the answer.
 
 A site begins an attempt at an answer, and trains. With the attempt's identifier, the site saves both its state and the
-answer. After training, the site charges the attempt to the ledger, and then sends the answer. If the ledger has no
-entry for a saved state or answer, the site ignores it. Otherwise, later answers would depend on training that was not
-charged. If a site's process dies, the ledger contains every answer that was sent, and at most one answer that was not
-sent. If the server repeats a request, the site sends the saved answer unchanged, and does not charge the answer a
-second time.
+answer. After training, the site charges the attempt to the ledger, and then sends the answer. The site ignores a saved
+state or answer without a ledger entry, because later answers would otherwise depend on training that was not charged.
+If a site's process dies, the ledger contains every answer that was sent, and at most one answer that was not sent. If
+the server repeats a request, the site sends the saved answer unchanged, and does not charge the answer a second time.
 """
 
 import secrets
@@ -138,8 +137,8 @@ class Accounting:
         The server compares the heads that a hospital sends, and so notices if the hospital restores an old copy of its
         ledger.
 
-        The server's list of ledger heads is left out of a request's digest, so a repeated request has the same digest
-        as the first.
+        The digest of a request does not cover the server's list of ledger heads, so a repeated request has the same
+        digest as the first.
         """
         asked, ledger = Request.received(message.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])

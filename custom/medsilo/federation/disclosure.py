@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 CLASS = 4  # counts by class need this multiple of the hospital's minimum number of patients in each class
 LOSS = "loss"  # name of the measure that holds each case's loss
-# number of patients in a pair; one patient is in the fraction 2 / n of all pairs among n patients
+# A score over pairs depends twice as much on one patient: of all pairs among n patients, a fraction of 2 / n includes
+# this patient.
 PAIR = 2
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
@@ -76,7 +77,7 @@ def resolution_of(settings: SiteSettings, synthetic: bool, patients: Sequence[st
 
 def is_swayed(resolution: Resolution, sway: float | None, least: int) -> bool:
     """True if a single patient influences a score too much, or if the score's rounding step would be wider than the
-    score's range. Scores that are not rounded do not come from patients who need protection.
+    score's range. Where no patients need protection, scores are exact, and the function returns False.
     """
     return bool(resolution.patients) and ((sway or 0) * least > PAIR or resolution.patients * resolution.weight > 1)
 
@@ -131,8 +132,8 @@ class Disclosure:
 
     @property
     def steps(self) -> dict[Part, float]:
-        """Return the rounding steps of the validation score and the test score. Scores that are suppressed or have
-        noise have no rounding step.
+        """Return the steps to which the validation and the test score are rounded. A score that is suppressed or noisy
+        has no step.
         """
         told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
         steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
@@ -152,9 +153,9 @@ class Disclosure:
         """Return the rank of a round's model; a site that selects a model itself selects the model with the highest
         rank.
 
-        The site reports the round of the model that it selects. If patients are protected, the rank may therefore only
-        depend on scores that the site also sends. If the site sends no scores, the model of the last round ranks
-        highest.
+        The site reports the round that it selects, and so discloses something about its scores. If patients are
+        protected, the rank therefore uses only scores that the site also sends. If the site sends no scores, the model
+        of the last round ranks highest.
         """
         stays = self.protection.on and "validation" in self.suppressed
         if self._how("validation") != "exact" or stays or self.is_undefined("validation"):
@@ -164,7 +165,7 @@ class Disclosure:
     # ------------------------------------------------------------------ answers
     def warnings(self) -> list[SiteWarning]:
         """Return warnings for the study's lead about suppressed scores and about the split of the data. Some warnings
-        concern the hospital's own split of its data into training, validation and test cases. If another study used
+        concern a hospital that splits its data into training, validation and test cases itself. If another study used
         nearly the same patients, a score is suppressed, and a warning names the part of the data.
         """
         return [
@@ -263,9 +264,7 @@ class Disclosure:
         return scores_of(self.task.goal, measures, self.patients["test"], self.levels, self.told_levels)
 
     def write_cases(self, folder: Path, measures: Measures) -> None:
-        """Save the measures of each test case, and the patients of each subgroup level whose score the site may
-        send.
-        """
+        """Save each test case's measures, and the patients of each subgroup level whose score the site may send."""
         write_measures(folder, measures, self.patients["test"])
         if self.tells_subgroups:
             told = {level: own if level in self.told_levels else frozenset() for level, own in self.levels.items()}
@@ -350,8 +349,8 @@ class Disclosure:
         return self.numbers.how(part) if self.numbers else "exact"
 
     def _noise_alone(self, part: DataPart) -> bool:
-        """True if the site sends a noisy score whose noise replaces all other rules: minimum count, rounding, and
-        comparison with earlier studies' patients.
+        """True if the site's score is noisy, and the noise makes minimum counts, rounding and the comparison with
+        earlier studies unnecessary.
         """
         return self.numbers is not None and self.numbers.suffices and self._how(part) == "noisy"
 
@@ -386,7 +385,7 @@ class Disclosure:
 
     @property
     def suppressed(self) -> list[Part]:
-        """The parts of the data without a score: the site must not send the score, or the score is undefined."""
+        """The parts of the data whose score is undefined or must not leave the site."""
         return [part for part in SCORED if not self.tells(part) or self.is_undefined(part)]
 
     def is_undefined(self, part: Part) -> bool:
@@ -463,8 +462,8 @@ class Disclosure:
     def classes(self) -> dict[str, list[int] | None]:
         """For each part of the data, return the number of cases of each class, or None if no class has enough patients.
 
-        If a class has too few patients, its count is 0. A small class does not suppress the counts of larger classes,
-        because this suppression could depend on a single patient.
+        If a class has too few patients, its count is 0. Larger classes keep their counts, because suppressing them
+        could depend on a single patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:

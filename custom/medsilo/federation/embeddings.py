@@ -29,7 +29,7 @@ from medsilo.runs import paths
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, labels_of, names_of, patients_of, records_of
 
-# seconds between two writes of embeddings to disk; if a process dies, at most this computation time is lost
+# seconds between two writes of embeddings to disk; a crash loses at most this much computation
 PAUSE = 60.0
 DIGEST = 32  # bytes of a case's hash
 SHARE = 4  # the file of embeddings takes at most 1 / SHARE of the free disk space
@@ -166,7 +166,8 @@ class Embedding:
                 known[key] = plan.network.embed(self._module, inputs.to(self.compute.device)).float().cpu()[0].clone()
             if not is_finite(known[key]):
                 raise MedsiloError(
-                    "network: the frozen part makes NaN or infinity of an image; look at its numbers and its file"
+                    "network: the frozen layers output NaN or infinity for an image; check the image's values and the "
+                    "weight file"
                 )
         return known[key]
 

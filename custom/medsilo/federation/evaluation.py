@@ -25,7 +25,7 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-# a function from a data set to a function that measures the cases of this data set
+# makes a function that measures the cases of a given data set
 Measuring = Callable[[Dataset], Measure]
 
 

@@ -44,7 +44,7 @@ def check_limits(
     for one in asked_of(plan, parameters):
         if one.asked > one.most:
             raise Refused(
-                f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it gives ({one.most:.10g}); "
+                f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it allows ({one.most:.10g}); "
                 f"{one.remedy}"
             )
     if free is not None and (needed := disk_needed(plan, parameters)) > free:
@@ -93,7 +93,7 @@ def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
 
 
 def learning_per_answer(plan: Plan, train: int) -> float:
-    """Return the learning rate times the number of optimizer steps at one site, divided by the number of rounds.
+    """Return the learning rate times a site's number of optimizer steps per round.
 
     The product of learning rate and steps bounds how far the weights can move, in units of the gradient's length. A
     study that hardly moves the weights would use the hospital only to score the initial model.
@@ -108,7 +108,7 @@ def check_disk(folder: Path) -> None:
     """Raise Refused if a study's folder exceeds the hospital's limit on disk space."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > MOST_DISK:
-        raise Refused(f"the study's folder is larger than a hospital gives ({size_text(MOST_DISK)})")
+        raise Refused(f"the study's folder is larger than a hospital allows ({size_text(MOST_DISK)})")
 
 
 class Clock:
@@ -128,4 +128,4 @@ class Clock:
     def check(self) -> None:
         """Raise Refused if the work on this answer has exceeded the hospital's time limit."""
         if self.started is not None and time.monotonic() - self.started > 60 * self.most:
-            raise Refused(f"this answer took longer than the {self.most:g} minutes that a hospital gives")
+            raise Refused(f"this answer took longer than the {self.most:g} minutes that a hospital allows")

@@ -73,7 +73,7 @@ class Permission:
             return
         if context.kit is None:
             raise Refused(
-                f"this hospital demands approvals (approval in its {FILE_NAME}), and no kit's key is here to check them"
+                f"this hospital demands approvals (approval in its {FILE_NAME}), but no kit's key is here to check them"
             )
         self._budget = budget
 
@@ -92,7 +92,7 @@ class Permission:
     def answer(self, message: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(message.facts)
 
-        def look() -> None:  # a function that the training calls between batches
+        def look() -> None:  # training calls this function between batches
             stop()
             if time.monotonic() - self._looked >= LOOK:
                 self.check(number=asked.round)

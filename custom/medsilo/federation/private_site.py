@@ -43,7 +43,7 @@ from medsilo.tasks.site_data import SiteData, patients_of, records_of
 DIGITS = 4  # decimal digits of a noisy score
 STEPS = 1000  # number of rounding steps in half of a score's range
 How = Literal["exact", "noisy", "silent"]
-# The kinds of numbers that the answer to each kind of request contains
+# for each kind of request, the kinds of private numbers in the answer
 NUMBERS: dict[str, tuple[Told, ...]] = {
     task: tuple(dict.fromkeys(own.of for own in answer.values() if own.of and own.private))
     for task, answer in DISCLOSED.items()
@@ -255,8 +255,8 @@ class PrivateNumbers:
             return round(min(max(middle + (total + noise) / STEPS * each, low), high), DIGITS)
         rounded = round((min(max(middle + total / STEPS * each, low), high) - low) / step)
         noise = secret.geometric(self.scoring.scale * STEPS * math.ceil(each / step))
-        # The noise is rounded to intervals of equal width, because rounding ties to even would disclose the parity of
-        # the sum.
+        # Noise is rounded to intervals of equal width, because rounding to even would disclose whether the sum is even
+        # or odd.
         told = rounded + (noise + STEPS // 2) // STEPS
         return round(min(max(low + told * step, low), high), DIGITS)
 

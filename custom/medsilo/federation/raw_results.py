@@ -97,7 +97,7 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
 
 def write_levels(folder: Path, levels: Mapping[tuple[str, str], Collection[str]], patients: Sequence[str]) -> None:
     """Write the patients of each subgroup level to a CSV file, in which patients have the same numbers as in the file
-    of test cases. A level whose score is suppressed has one line, which names no patient.
+    of test cases. If a level's score is suppressed, the file has one line for the level, which names no patient.
     """
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     text = io.StringIO()

@@ -36,7 +36,7 @@ COUNT = math.ceil(math.log2(MOST_CASES + 1))
 STEP = 53  # bits of the step at which a number was logged
 MOST_LOGGED = 10_000  # maximum number of values that a script may log in a round
 WARNING = math.ceil(math.log2(len(WARNINGS))) + 3 * REAL
-# An answer's values that are scores or losses, each with the part of the data set on which it was computed
+# names of an answer's scores and losses, each with the part of the data from which it is computed
 SCORES: Mapping[str, DataPart] = {
     name: own.part for name, own in ALL_DISCLOSED.items() if own.form == "mean" and own.part
 }

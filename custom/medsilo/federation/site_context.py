@@ -42,7 +42,7 @@ class SiteContext:
     # the plan before the study's hospitals were added to the plan
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the code that the NVFlare job contains in its folder custom
-    # If another process of the site has already admitted the study, the query budget of that process
+    # the study's query budget, if another process of the site has already admitted the study
     budget: QueryBudget | None = None
 
     @property
@@ -69,7 +69,7 @@ class SiteContext:
 
     @property
     def trains(self) -> bool:
-        """False for an evaluation site, which only receives and tests the final model."""
+        """False for an evaluation site, which does not train and only tests the final model."""
         return self.site not in self.plan.participation.evaluation_sites
 
     @property
@@ -140,12 +140,12 @@ class UpdateCodec:
     to mask the tensors.
     """
 
-    # whether the server omits those groups of tensors that a site can compute itself
+    # whether the server leaves out tensor groups that a site computes itself
     keeps_at_home = False
 
     def letter(self, asked: Request) -> dict[str, Any]:
         """Answer a request that secure aggregation makes between two rounds."""
-        raise Refused("the server asks for masked numbers, and the plan has no secure aggregation")
+        raise Refused("the server asks for masked numbers, but the plan has no secure aggregation")
 
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
         """Decrypt the received groups of tensors that only sites, and not the server, can read."""

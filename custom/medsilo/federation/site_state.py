@@ -32,7 +32,7 @@ COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "valida
 # number of latest states that a site always keeps, because a server that died during a round may repeat the previous
 # round
 KEPT = 2
-# For older rounds, the site keeps at most one state in this number of rounds, in case the server is restored from a
+# Of older rounds, the site keeps at most one state in this number of rounds, in case the server is restored from a
 # backup.
 TENTH = 10
 
@@ -194,8 +194,8 @@ class SiteState:
     def save(self) -> None:
         """Save the optimizers, and those tensors of the networks that the server will not send again."""
         phase = self.plan.course.phase_of(self.done + 1)
-        # With a PullForm, the server does not send the tensor group: each site moves its own tensors towards the other
-        # sites' mean.
+        # For a PullForm, the server does not send the tensor group, because each site moves its own tensors towards the
+        # mean of the other sites.
         forms = self.plan.sealed_forms(phase)
         every_round = [
             group
@@ -329,7 +329,7 @@ class StatusFile:
                 self._file.unlink(missing_ok=True)
             return
         self.begin("sending")
-        # If no progress was reported, because the answer took little time, do not report the end of the answer.
+        # A short answer reported no progress, so its end is not reported either.
         if self._told != said:
             self._tell()
 

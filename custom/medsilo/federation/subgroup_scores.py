@@ -30,7 +30,7 @@ Level = tuple[str, str]  # the name of a subgroup, and the name of a level of th
 # maximum number of sets of small atoms to check; a score that needs more sets is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
-# bound on the square of one patient's contribution to a score over pairs of patients; each patient is in many pairs
+# bound on the square of one patient's contribution to a score over pairs; one patient is in many pairs
 PAIRS = 4.0
 SLACK = 1e-6  # tolerance for a mean that lies outside its range because of floating-point errors
 

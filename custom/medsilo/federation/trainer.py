@@ -163,9 +163,7 @@ class Trainer:
             yield layer.eval()(inputs) if layer else inputs, targets
 
     def names(self, cases: Dataset) -> Sequence[str] | None:
-        """Under differential privacy, return the names of the cases, since each case's name seeds the random
-        augmentation of the case.
-        """
+        """Return the cases' names under differential privacy, because a case's name then seeds its augmentation."""
         return names_of(cases) if self.private else None
 
     def labels(self) -> list[int]:

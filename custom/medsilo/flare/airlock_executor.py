@@ -125,7 +125,7 @@ class AirlockExecutor(MedsiloExecutor):
         config = file_of_job(fl_ctx, CONFIG).parent
         let_in = brings_code(fl_ctx) and (config.parent / BROUGHT).is_dir() and context.settings.airlock != "off"
         if context.kit and not let_in:
-            raise Refused("this hospital's launcher has not let the job's script into its airlock")
+            raise Refused("this hospital's launcher has not prepared the job's script for the airlock")
         app = as_brought(config.parent)
         own = start_of(app / "config")
         script = Script(app / CUSTOM, own.file, own.arguments, own.command)
@@ -158,7 +158,7 @@ def take_code_away(config: Path) -> None:
     # after a restart of the job's process, the folder with the job's code has already moved
     if (app / CUSTOM).exists():
         if any(path.is_symlink() for path in app.rglob("*")):
-            raise Refused("the job has links in it")
+            raise Refused("the job contains symbolic links")
         start_of(config)
         aside = app.with_name(f"{app.name}.brought")
         shutil.rmtree(aside, ignore_errors=True)
@@ -177,7 +177,7 @@ def start_of(config: Path) -> ScriptStart:
     valid command.
     """
     try:
-        if (config / DESCRIBED).is_file():  # true if a recipe of medsilo with the option `room` made the job
+        if (config / DESCRIBED).is_file():  # true if a recipe of medsilo made the job with `room`
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
         told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
         executors: Sequence[Any] = told["executors"]

@@ -44,7 +44,8 @@ LARGEST_META = 1 << 20  # maximum bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let the hospital's process check each job while unpacking it, so that the lead receives a rejection's reason.
+    """Check each job in the hospital's own process while it is unpacked, so that the lead receives the reason for a
+    rejection.
 
     If the startup kit has configured its own component for unpacking jobs, the kit keeps its component.
     """

@@ -68,7 +68,7 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
 
 # if an error has not occurred for this number of seconds, the next occurrence of the error is logged again
 QUIET = 600.0
-# limit on the kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
+# limit on the kinds of errors that a job may log, because a malicious server could provoke errors to fill the log
 MOST_KINDS = 20
 
 
@@ -121,7 +121,7 @@ class SiteEvents(StudyEvents):
 # of seconds.
 STOOD_STILL = 600.0
 LOOK = 10.0  # seconds between two checks that the training processes are working
-LEAST = 0.05  # if the training processes use at least this fraction of one core's time, they count as working
+LEAST = 0.05  # training counts as active if its processes use at least this fraction of one core
 ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 
 
@@ -191,7 +191,7 @@ class MedsiloExecutor(Executor):
             for check in checks:
                 check()
             if not self.measured and time.monotonic() - started > message.facts.get("timeout", math.inf):
-                raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
+                raise Refused("took longer than participation.timeout, so the server no longer waits for this answer")
 
         def work() -> Shareable:
             site, clock = self.working = self.working or self._begin(message, fl_ctx, stop)
@@ -267,7 +267,7 @@ class MedsiloExecutor(Executor):
         return answering(context, permission, self.participant, self._died_between, room)
 
     def _died_between(self, reason: str) -> None:
-        """Log that the training process died at a time when the site was not making an answer."""
+        """Log that the training process died while the site was not computing an answer."""
         self.events.tell("failed", reason)
         if self.folder:
             note(self.folder, kind="died", reason=reason)
@@ -338,6 +338,6 @@ def _await(work: Future, stop: Callable[[], None]) -> Shareable:
         try:
             return work.result(timeout=ABORT_POLL)
         except NotYet:
-            if work.done():  # the work is done, so the work itself raised the TimeoutError
+            if work.done():  # the TimeoutError came from the work itself, which has ended
                 raise
             stop()

@@ -34,11 +34,9 @@ class OnlyTheseGroups(Filter):
         try:
             answer = from_shareable(shareable)
             if answer.data_kind not in (DataKind.COLLECTION, DataKind.WEIGHTS) or META not in answer.meta:
-                raise Refused(f"medsilo has no answer of kind {answer.data_kind}")
+                raise Refused(f"medsilo knows no answer of kind {answer.data_kind}")
             if others := sorted({name.partition("/")[0] for name in answer.data} - self.groups):
-                raise Refused(
-                    f"this hospital does not let {', '.join(others)} out; its privacy.json lists what may leave"
-                )
+                raise Refused(f"this hospital does not send {', '.join(others)}; its privacy.json lists what may leave")
         except Refused as error:
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {error}")
             raise

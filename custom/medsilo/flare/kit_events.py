@@ -57,8 +57,7 @@ NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allo
 MOST_READ = 1 << 20  # maximum bytes of the error log that are read
 # a file in a startup kit's folder, which NVFlare writes some seconds before it kills the kit's process
 STOP = "shutdown.fl"
-# Rejected registrations are counted under this name and not under the party's name, because a rejected party may claim
-# any name.
+# All rejected registrations are counted together under this name, because a rejected party may claim any name.
 REGISTERING = "those who register"
 # seconds after the start of a kit's new process in which messages of the kit's old process may still arrive
 TWICE = 30.0
@@ -388,10 +387,7 @@ class RefusingLauncher(JobLauncherSpec):
 
 
 class OnlyLauncher(list[JobLauncherSpec]):
-    """A list that contains one launcher and that ignores launchers which NVFlare's components append.
-
-    NVFlare requires exactly one launcher.
-    """
+    """A list with exactly one launcher, as NVFlare requires; launchers that NVFlare's components append are ignored."""
 
     def append(self, launcher: JobLauncherSpec) -> None:
         pass

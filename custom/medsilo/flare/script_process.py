@@ -187,12 +187,14 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def has_room(plan: Path) -> bool:
-    """True if the disk of a job's plan has room for two models."""
+    """True if the job's disk has space for two copies of the weight files that the plan's network needs."""
     return free_disk(plan) >= LEAST_ROOM + 2 * sum(load_plan(plan).network.files.values())
 
 
 def await_room(plan: Path) -> None:
-    """Wait until the disk has room. Without waiting, a script on a full disk would start and die every few seconds."""
+    """Wait until the disk has enough free space. Without waiting, a script on a full disk would start and die every few
+    seconds.
+    """
     deadline = time.monotonic() + LONGEST
     with suppress(MedsiloError):  # the site's answer to the request "join" reports what is wrong with a plan
         if not has_room(plan):
@@ -202,7 +204,7 @@ def await_room(plan: Path) -> None:
 
 
 def take_next(plan: Plan) -> None:
-    """Before the next task, set the count of received bytes to 0."""
+    """Set the count of received bytes to 0 before the next task."""
     for gate in _gates:
         gate.taken.clear()
         gate.allow(request_bounds(plan))

@@ -23,9 +23,7 @@ def as_model(message: StudyMessage) -> Shareable:
 
 
 def flat(message: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a message's tensors under names of the form "group/tensor", and the message's other values in the form of
-    a model's `meta`.
-    """
+    """Return a message's tensors under names like "group/tensor", and its other values as a model's `meta`."""
     tensors = {
         f"{group}/{name}": own.contiguous()  # NVFlare can't send a tensor that is not contiguous
         for group, groups in message.groups.items()

@@ -11,7 +11,7 @@ from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import Event, What, write
 
 EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # kinds of events that name the plan and lead
-HOUR, OFTEN = 3600.0, 5  # for each site, at most OFTEN events per hour are written about repeated requests
+HOUR, OFTEN = 3600.0, 5  # for each site, at most OFTEN events about repeated requests are written in an hour
 
 
 class StudyEvents:

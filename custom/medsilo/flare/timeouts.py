@@ -1,7 +1,7 @@
 """Derive the timeouts of a study from the study's plan.
 
-`participation.heartbeat_timeout` limits the time for which a site may be silent. `participation.timeout` limits the
-time that an answer may take. `transport.slowest` is the speed of the slowest expected connection.
+`participation.heartbeat_timeout` is the longest time without a sign of life from a site. `participation.timeout` is the
+longest time that a site may take to answer. `transport.slowest` is the speed of the slowest expected connection.
 """
 
 from medsilo.plan import Plan

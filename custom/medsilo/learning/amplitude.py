@@ -70,7 +70,7 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self._wrong: Tensor | None = None  # counts of NaN and infinite pixels in one epoch's batches on a GPU
+        self._wrong: Tensor | None = None  # on a GPU: counts of NaN and of infinite pixels in one epoch
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
         """The number of batches and the frozen state stay in the CPU's memory, because reading a GPU's memory means
@@ -129,7 +129,7 @@ class AmplitudeNorm(nn.Module):
                 raise DataError(f"the amplitude has the shape {given}, but the images need {own}")
             self.amplitude.copy_(amplitude)
         elif not self.batches:
-            raise MedsiloError("there is no amplitude to freeze: no batch has been seen and none was given")
+            raise MedsiloError("there is no amplitude to freeze: the layer has processed no batch, and none was set")
         self.frozen.fill_(True)
 
     @property

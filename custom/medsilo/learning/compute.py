@@ -78,7 +78,7 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            # new memory is not filled, because filling takes time and only helps debugging
+            # new memory stays unfilled, because filling takes time and helps only in debugging
             memory.fill_uninitialized_memory = False
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):

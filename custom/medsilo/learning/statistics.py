@@ -88,7 +88,7 @@ def input_channels(layer: nn.Module) -> int:
         if hasattr(layer, name):
             return int(getattr(layer, name))
     raise MedsiloError(
-        f"{type(layer).__name__} does not say how many channels it takes; choose a network with batch norm"
+        f"{type(layer).__name__} does not state its number of channels; choose a network with batch norm"
     )
 
 

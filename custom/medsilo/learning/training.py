@@ -25,20 +25,22 @@ class Training(Feature):
     """
 
     rounds: int = Field(10, ge=1, le=10_000, description="rounds of the study")
-    local_epochs: int = Field(1, ge=1, le=1000, description="passes over a site's training data per round")
+    local_epochs: int = Field(
+        1, ge=1, le=1000, description="number of passes over a site's training data in each round"
+    )
     local_steps: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="number of mini-batches per round at every site; if this key is set, `local_epochs` has no "
-        "effect. Each round "
-        "begins a new pass over the data. `null`: whole passes",
+        description="number of mini-batches that every site trains on in each round; if this key is set, "
+        "`local_epochs` has no effect. Each round starts a new pass over the data. `null`: whole passes",
     )
     batch_size: int = Field(
         16,
         ge=1,
         le=65_536,
-        description="cases per step; a last batch of one case is left out because batch norm can't use it",
+        description="cases per optimizer step; a last batch with a single case is left out, because batch norm can't "
+        "use it",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd",
@@ -81,8 +83,8 @@ class Training(Feature):
     )
     truncate: bool = Field(
         False,
-        description="every site trains on as many cases as the smallest site has, as in HarmoFL's released code; the "
-        "seed decides which cases",
+        description="whether every site trains on as many cases as the smallest site has, as in HarmoFL's released "
+        "code; the seed selects the cases",
     )
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",

@@ -326,9 +326,9 @@ class FedSM(ModelsAndSelector):
         0.9,
         ge=0,
         le=1,
-        description="the minimum accuracy of the selector: the share of validation cases that the selector assigns "
-        "to the right hospital, as a mean over hospitals. If the selector's accuracy is below "
-        "`selector_least`, the global model predicts every image, and the summary has a warning",
+        description="the selector's minimum accuracy: the share of validation cases that the selector assigns to the "
+        "right hospital, averaged over hospitals. If the selector's accuracy is below `selector_least`, the global "
+        "model predicts every image, and the summary has a warning",
     )
 
     @model_validator(mode="after")

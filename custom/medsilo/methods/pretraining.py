@@ -44,7 +44,9 @@ class Pretraining(Section):
     share: float = Field(
         0.2, gt=0, le=1, description="share of each site's training cases that the site releases to the server"
     )
-    epochs: int = Field(15, ge=1, le=1000, description="number of the server's passes over the released cases")
+    epochs: int = Field(
+        15, ge=1, le=1000, description="number of passes over the released cases with which the server trains f"
+    )
     file: str = Field(
         "pretrained.safetensors",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",

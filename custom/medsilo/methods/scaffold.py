@@ -85,8 +85,7 @@ class Scaffold(ServerStep):
             loss = context.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
-                # the value that the server's control variate would have if every site had changed its control variate
-                # by the same difference, new - c_i
+                # as if every site had changed its control variate by new - c_i
                 c.add_(new - c_i)
                 c_i.copy_(new)
         return loss

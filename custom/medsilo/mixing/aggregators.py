@@ -53,7 +53,7 @@ class Aggregator(ABC):
         self._sites: list[str] = []
         self._answered: set[str] = set()
         self._layout: Layout | None = None
-        # The weight of each site's answer in the last closed round; empty if a site has several weights.
+        # The weight of each site's answer in the last closed round; empty if a site's weight differs between tensors.
         self.shares: Mapping[str, float] = {}
 
     # -- a round ------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class WeightedMean(Aggregator):
     """
 
     uniform: bool = False
-    _waits: bool = False  # True if the aggregator adds answers only when the round closes
+    _waits: bool = False  # True if answers are added only when the round closes
 
     def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class WeightedMean(Aggregator):
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Accept a mean over sites that was computed elsewhere, as if each site had sent this mean.
+        """Use a mean that was computed elsewhere, as if each site had sent this mean.
 
         Args:
             tensors: the mean
@@ -461,7 +461,7 @@ class SoftPull(JointAggregator):
 class SimilarityMix(JointAggregator):
     """AdaFed Equation 2: θ_i ← Σ_j W_ij θ_j, where each row of W is normalised over the sites that answered.
 
-    If no site with a positive weight for site i has answered, site i keeps its model.
+    Site i keeps its model if no site that has a positive weight for it has answered.
 
     Args:
         weights: W [N, N] for the N sites in sorted order, without negative numbers; each row sums to 1

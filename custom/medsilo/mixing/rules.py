@@ -23,7 +23,7 @@ from medsilo.mixing.robust import RobustRule
 
 @dataclass
 class Updates:
-    """The sites' updates, either of the trained weights alone or of all other tensors alone."""
+    """The sites' updates: either only trained weights, or only the other tensors."""
 
     rows: Contributions
     part: Layout

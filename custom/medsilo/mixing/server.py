@@ -27,7 +27,7 @@ def reach_of(tensors: Tensors) -> float:
     """Return FedNova's ‖a_i‖₁ from a site's tensors, or raise Refused if the value is impossible."""
     reach = float(tensors[REACH]) if REACH in tensors else 0.0
     if not 0.5 < reach < FURTHEST:
-        raise Refused(f"{REACH} is {reach}: one local step counts as 1, and no site makes {FURTHEST:.0e} steps")
+        raise Refused(f"{REACH} is {reach}; it must be between 0.5 and {FURTHEST:.0e}")
     return reach
 
 

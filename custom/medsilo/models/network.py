@@ -236,7 +236,7 @@ def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # before the first tensor, because several threads also fill a large tensor
+    torch.set_num_threads(1)  # set first, because even filling a large tensor would start threads
     try:
         weights = {name: torch.zeros(own.shape, dtype=own.dtype, device=place) for name, own in tensors}
         inputs = torch.zeros(cases, *shape, dtype=precision_of(model), device=place)

@@ -176,7 +176,7 @@ def _composed(parts: Parts) -> Any:
 
 
 def _step(parts: Parts) -> float:
-    """For the grid of privacy losses, return a step that is large enough for the grid to contain all losses."""
+    """Return a grid step so large that a grid of limited size contains all privacy losses."""
     width = math.fsum(_reach(part, times) for part, times in parts)
     finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
     step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)

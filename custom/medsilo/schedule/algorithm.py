@@ -64,7 +64,7 @@ class Algorithm(Section):
     personal: ClassVar[bool] = False  # whether each hospital ends with a personal model
     # names of networks that train without noise even under differential privacy
     exact_networks: ClassVar[tuple[str, ...]] = ()
-    # Whether the training in a round depends on the study's number of rounds.
+    # whether a round's training depends on how many rounds the study has
     paced: ClassVar[bool] = False
     # whether the method has its own training step; such a method can't use perturbed steps
     own_step: ClassVar[bool] = False
@@ -139,7 +139,7 @@ class Algorithm(Section):
         """
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure an evaluation site's image statistics; all other sites measure image statistics during training.
+        """At an evaluation site, measure image statistics; training sites measure them during training.
 
         Args:
             modules: the site's networks by name

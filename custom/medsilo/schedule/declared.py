@@ -32,13 +32,12 @@ class NumbersOffer(Section):
     """The fraction of ε that is spent on the scores or counts that a site sends in addition to tensors."""
 
     epsilon: Epsilon = Field(
-        description="the part of `privacy.epsilon` that is spent on all numbers to which "
-        "this section applies, taken together"
+        description="the part of `privacy.epsilon` for all numbers to which this section applies, taken together"
     )
 
 
 class StatisticsOffer(NumbersOffer):
-    """The fraction of ε that is spent on means over a site's cases; the site sends each mean once."""
+    """The fraction of ε for means over a site's cases, each of which the site sends once."""
 
     clip: float = Field(
         1.0,

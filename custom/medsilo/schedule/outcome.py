@@ -67,8 +67,8 @@ class Outcome:
 
     @property
     def scores_besides(self) -> int:
-        """The number of validation scores that a site sends after receiving the final tensors, in addition to the
-        scores of rounds.
+        """How many validation scores a site sends after it receives the final tensors, besides the scores of the
+        rounds.
         """
         return 0
 

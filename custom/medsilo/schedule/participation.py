@@ -78,10 +78,9 @@ class Participation(Feature):
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
-        description="software and hardware that must be as at the server: the version of "
-        "`python`, "
-        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a site "
-        "if anything in this list differs. If something outside this list differs, medsilo prints a warning",
+        description="software and hardware that must equal the server's: the version of `python`, `nvflare`, `torch`, "
+        "`numpy` or `monai`, or the `processor`'s instructions. The server rejects a site if anything in this list "
+        "differs. If something outside this list differs, medsilo prints a warning",
     )
     heartbeat_timeout: int = Field(
         MEASURED["heartbeat_timeout"],

@@ -11,8 +11,7 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# Each optimizer's usual values; if a change chooses another optimizer than the plan's, the usual values of the chosen
-# optimizer replace the plan's values.
+# Each optimizer's usual values, which replace the plan's values if a change selects another optimizer.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},

@@ -30,7 +30,7 @@ REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --ac
 class _SettingsRecord(Section):
     files: dict[str, str]  # SHA-256 of each settings file, by path relative to local/
     at: int = Field(ge=0)
-    # True if the settings promise to protect patients; if not, the settings may change without acceptance.
+    # True if the settings promise to protect patients; otherwise, they may change without acceptance.
     promises: bool = Field(True, exclude_if=bool)
 
 
@@ -78,7 +78,7 @@ class AcceptedSettings:
             raise
         except MedsiloError as error:
             raise Refused(
-                f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
+                f"this hospital's {REMEMBERED} is damaged or not signed by its key, so no study runs; {REMEDY}",
                 private=f"{self.file}: {error}",
             ) from error
         if not remembered.promises:
@@ -86,7 +86,7 @@ class AcceptedSettings:
         now = self._now()
         if differ := sorted(name for name, _ in now.items() ^ remembered.files.items()):
             told = ", ".join(plain(name, 80) if name in now else f"{name} (missing)" for name in dict.fromkeys(differ))
-            raise Refused(f"this hospital's {told} changed since {moment(remembered.at)}, so nothing runs; {REMEDY}")
+            raise Refused(f"this hospital's {told} changed since {moment(remembered.at)}, so no study runs; {REMEDY}")
         return moment(remembered.at)
 
     def begin(self, settings: SiteSettings) -> str:
@@ -112,7 +112,7 @@ class AcceptedSettings:
             return {name: hashlib.sha256(own).hexdigest() for name, own in there.items() if own is not None}
         except (OSError, ValueError) as error:
             raise Refused(
-                f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; check local/",
+                f"this hospital's settings cannot be read ({type(error).__name__}), so no study runs; check local/",
                 private=str(error),
             ) from error
 
@@ -132,7 +132,7 @@ def check_there(local: Path) -> None:
     without medsilo.yaml.
     """
     if not (local / FILE_NAME).exists():
-        raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
+        raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so no study runs; put it back")
 
 
 def moment(seconds: float) -> str:

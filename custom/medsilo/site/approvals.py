@@ -53,8 +53,8 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval on time, rounds and sites. An approval without a limit on time, rounds or sites is
-    unlimited in this respect.
+    """The limits of an approval on time, rounds and sites. Without a limit on time, rounds or sites, the approval is
+    unlimited in that respect.
     """
 
     expires: When | None = None
@@ -338,8 +338,7 @@ class Approvals:
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the approved code with which a plan's code should be compared, and the decision that approved this
-        code.
+        """Return the approved code to compare a plan's code with, and the decision that approved it.
 
         The first choice is approved code of the same plan, the second is code of the same lead or title, the third is
         any code. The method returns None if no approved code is stored.

@@ -51,8 +51,8 @@ class Patients(Section):
     known: bool = Field(description="whether the data state for each case to which patient it belongs")
     by: str = Field(
         max_length=400,
-        description="the column or file-name pattern that names the patient, or the person who said that each case is "
-        "a separate patient",
+        description="the column or file-name pattern that names the patient, or the person who declared that each "
+        "case is a separate patient",
     )
     count: Count
     most_cases: Count = Field(description="largest number of cases of one patient")
@@ -87,8 +87,8 @@ class DataSet(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] = Field(
-        description="random identifier, which is the same for all versions of a data set, so that they share one split "
-        "and one count of answers"
+        description="random identifier that all versions of a data set share, so that they have one split and one "
+        "count of answers"
     )
     made: str = Field(max_length=40, description="day on which the data set was made")
     found: tuple[str, ...] = Field((), description="sentences that describe the files in the data folder")
@@ -110,7 +110,7 @@ class DataSet(Section):
         {}, description="for each reason, the number of rows or images that are left out for this reason"
     )
     notes: dict[str, Count] = Field(
-        {}, description="for each kind of oddity, the number of unusual cases that are nevertheless used"
+        {}, description="for each kind of oddity, the number of cases that have it and are used all the same"
     )
     answers: dict[str, str] = Field({}, description="for each question about the data, a person's answer")
     called: dict[Word, Word] = Field(
@@ -164,7 +164,7 @@ class DataSet(Section):
         return "; ".join(f"{name}: {', '.join(one.words)}" for name, one in own.items())
 
     def unknown(self, words: Iterable[str]) -> list[str]:
-        """Return those names in a plan that this data set lacks; for example, 1 and 1.0 count as the same name."""
+        """Return the names in a plan that this data set lacks; 1 and 1.0 count as one name."""
         known = {*map(level, self.words)}
         return sorted({word for word in words if level(word) not in known})
 
@@ -359,7 +359,7 @@ def _read(name: str, path: Path) -> KnownFile:
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
-        left = size + 1  # this limit ends the reading even if another process makes the file longer
+        left = size + 1  # reading ends here even if another process makes the file longer
         while left > 1 and (piece := os.read(place, min(left, PIECE))):
             own.update(piece)
             left -= len(piece)

@@ -157,7 +157,7 @@ class JobCode:
             why = f"the code {hash[:12]} is not kept here any more ({type(error).__name__}); give the job's folder"
             raise MedsiloError(why, str(path)) from error
         if found.hash != hash:
-            raise MedsiloError(f"the code kept as {hash[:12]} was changed; give the job's folder", str(path))
+            raise MedsiloError(f"the stored code {hash[:12]} was changed; give the job's folder", str(path))
         return found
 
 

@@ -115,7 +115,7 @@ class LedgerStanding:
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """Return, for each mechanism, the study's charges so far or its planned charges, whichever are larger."""
+        """For each mechanism, return the larger of the study's charges so far and its planned charges."""
         planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
@@ -238,7 +238,7 @@ class Ledger:
                 self._write_head(0, START)
             standing = self.read()
             if not standing.entries:
-                # a random value, because otherwise two ledgers could have the same first line
+                # a random value, so that no two ledgers have the same first line
                 self._append(standing, "opened", attempt=token_hex(16))
                 standing = self.read()
             elif standing.keys[-1] != self._public:  # the key file was missing when the ledger was read
@@ -360,8 +360,7 @@ class Ledger:
         """Raise Refused if a head was sent to a server earlier, and the present ledger does not continue the ledger of
         this head.
 
-        Three kinds of heads are ignored: heads of other ledgers, heads with an unknown signer, and heads from before
-        the engineer's last acceptance.
+        Heads of other ledgers, of unknown signers, and from before the engineer's last acceptance are ignored.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -479,7 +478,7 @@ def _changed(how: str) -> str:
     )
 
 
-# This error about a wrong key also occurs if the hospital's ledger is older than the hospital's kit.
+# This error also occurs if the hospital's ledger is older than its kit, so that another key signed the ledger.
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
@@ -488,8 +487,8 @@ def _hash(line: bytes) -> str:
 
 
 def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
-    """Return the identifiers of all data sets with a ledger. A data set is also returned if its ledger is missing, but
-    the kit has a copy of the ledger's head.
+    """Return the identifiers of all data sets with a ledger. A data set also counts if its ledger file is missing, but
+    the kit still has a copy of the ledger's head.
     """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()

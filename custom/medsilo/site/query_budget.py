@@ -134,7 +134,7 @@ class QueryBudget:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
             with self._locked.alone():
-                # An incomplete line is skipped, because no study has used the assignment that the line records.
+                # An incomplete line is skipped, because no study has used its assignment.
                 parts = [own for line in self._lines(PLACES) if isinstance(own := line.get("parts"), dict)]
                 known = {mark: part for own in parts for mark, part in own.items()}
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
@@ -177,7 +177,7 @@ class QueryBudget:
         If an earlier disclosure was about almost the same group, the numbers of the earlier disclosure are returned.
         Because the earlier numbers are repeated, nobody can compute numbers of a few patients from two disclosures.
 
-        Besides the returned numbers, the caller must disclose no number about this group of patients.
+        The caller must disclose no other number about this group of patients.
 
         Args:
             names: the patient of each case
@@ -236,7 +236,7 @@ class QueryBudget:
         if requester.study not in begun and len(begun) >= settings.most_studies:
             raise Refused(
                 f"this lead has begun {len(begun)} studies of this hospital's data, and the hospital "
-                f"allows {settings.most_studies}; it can raise answers in its {FILE_NAME}"
+                f"allows {settings.most_studies}; the hospital can raise answers in its {FILE_NAME}"
             )
 
     def _check(
@@ -304,7 +304,7 @@ class QueryBudget:
             others = [other for other in self._running() if other != study]
             if most is not None and len(others) >= most:
                 raise Refused(
-                    f"this hospital works for {len(others)} studies already, and takes {most} at once (studies in its "
+                    f"this hospital works for {len(others)} studies already, and allows {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
             with suppress(Timeout):  # an earlier process of the same study may still hold the lock until it ends
@@ -370,8 +370,8 @@ def _mark(key: bytes, text: str) -> str:
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return a data set's identifier: a hash of the lineage; without lineage, of the folder's path; without data
-    source, of the task.
+    """Return a data set's identifier: a hash of its lineage, else of its folder's path, or of the task if it has no
+    data source.
     """
     text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]

@@ -120,7 +120,8 @@ class SiteSettings(PartySettings):
     state_dir: Path | None = Field(
         None,
         description="folder in which this hospital records its split and the answers that it sent; null: `_hospital` "
-        "in `output`. If several kits use the same data, set the same folder in each kit",
+        "in `output`. If several kits use the same data, set the same folder in each kit, so that all kits share one "
+        "split and one count",
     )
     pictures: bool = False  # whether this site's results and report contain pictures of the patients' images
 
@@ -162,7 +163,7 @@ class SiteSettings(PartySettings):
 
     @property
     def most_studies(self) -> int:
-        """Return the number of studies of one data set a lead may begin."""
+        """Return the number of studies that a lead may begin on one data set."""
         return max(TESTS, -(-self.answers // TESTS))
 
     def approval_of(self, synthetic: bool = False, in_kit: bool = True) -> Approval:
@@ -197,7 +198,7 @@ class SiteSettings(PartySettings):
         """
         if self.data is None or self.data.data_set is not None:
             return False
-        # The cache's folder alone does not describe how to read the data.
+        # The folder of the cache alone does not describe how to read the data.
         return self.data.model_copy(update={"cache_folder": None}).is_described
 
     def protects(self, synthetic: bool) -> bool:
@@ -219,15 +220,13 @@ class SiteSettings(PartySettings):
         return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
-        """Return the minimum number of patients for a disclosed metric and of cases for a disclosed count of a
-        class.
+        """Return the minimum number of patients for a disclosed metric, which is also the minimum of cases for a
+        class's count.
         """
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_averaged(self, synthetic: bool) -> int:
-        """A disclosed average needs a minimum number of images and the same minimum number of patients; return this
-        number.
-        """
+        """Return the minimum number of images, and of patients, that a disclosed average needs."""
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:

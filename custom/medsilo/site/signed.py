@@ -119,7 +119,7 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
 def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
     """Read a file that the given key signed; raise MedsiloError if another key signed the file."""
     content, _ = read_signed(path, kind)
-    # Compare the whole file, because the signature in the file does not cover the certification of the key.
+    # The whole file is compared, because the signature does not cover the certification of the key.
     if read_bounded(path, LARGEST) != _written(signed(content, key)):
         raise MedsiloError(f"{path.name} was changed after it was signed, or another key signed it", str(path))
     return content

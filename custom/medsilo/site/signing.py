@@ -39,7 +39,7 @@ class UseKey:
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the kit's signature of two things: the purpose and the derived public key
+    certified: bytes  # the kit's signature of the purpose together with the derived public key
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:

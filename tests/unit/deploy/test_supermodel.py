@@ -156,7 +156,7 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
         ({"threshold": float("nan")}, "outside 0 to 1"),
         ({"threshold": None}, "rule 'threshold' needs a threshold"),
         ({"threshold": 0.5, "rule": "argmax"}, "rule 'argmax' has no threshold"),
-        ({"threshold": 0.5, "sites": ["c", "d"]}, "'a.b', which is none of the sites"),
+        ({"threshold": 0.5, "sites": ["c", "d"]}, "lacks 'a.b', which has a personal model"),
         ({"threshold": 0.5, "sites": [*SITES, "global"]}, "a site is named 'global'"),
     ],
 )

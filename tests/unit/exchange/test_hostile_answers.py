@@ -306,7 +306,7 @@ TEST = {
         lambda reply: reply.facts["counts"].update(chances=[-1.0] * len(reply.facts["counts"]["chances"])),
         "the site's counts of chances are not whole numbers",
     ),
-    "a surplus count": (counts(**{STEERS + LONG: [1.0, 1.0]}), "the site's counts have the surplus entry xxx"),
+    "a surplus count": (counts(**{STEERS + LONG: [1.0, 1.0]}), "the site's counts have the unexpected entry xxx"),
     "long texts": (facts(counts={"accuracy": [LONG, LONG]}, warnings=[LONG] * 9), "the field "),
 }
 SUPER_DELIVER = {

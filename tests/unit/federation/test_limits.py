@@ -110,7 +110,7 @@ def test_a_full_disk_is_no_fault_of_the_plan() -> None:
 def test_a_hospital_refuses_the_study_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SiteSettings(device="cpu")
     monkeypatch.setattr(limits, "MOST_DISK", 1000)
-    with pytest.raises(Refused, match="GiB for a study, more than it gives"):
+    with pytest.raises(Refused, match="GiB for a study, more than it allows"):
         site_of(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
     loop = Hurried({site: site_of(own, site, SITES, settings, tmp_path / site) for site, own in plans.items()})
     summary = Coordinator(plan, SITES, loop, Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
-    reason = "refused: this answer took longer than the 0.02 minutes that a hospital gives"
+    reason = "refused: this answer took longer than the 0.02 minutes that a hospital allows"
     assert summary.sites["hospital-a"].missed[1].startswith(reason)
     assert time.monotonic() - started < 120
 
@@ -170,7 +170,7 @@ def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(limits, "MOST_DISK", 2_000_000)
     summary = study(tmp_path, fill)
-    assert "larger than a hospital gives" in summary.sites["hospital-a"].missed[2]
+    assert "larger than a hospital allows" in summary.sites["hospital-a"].missed[2]
     assert summary.sites["hospital-b"].contributed == 2
 
 

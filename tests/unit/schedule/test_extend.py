@@ -358,7 +358,7 @@ def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[
     edited = {"acme_gait/task.py": files_of_page()["acme_gait/task.py"] + "\n"}
     for number, (changed, words) in enumerate([(newer, r"1\.1 \("), (edited, r"1\.0 \(")]):
         seen(build(tmp_path / f"source-{number}", tmp_path / f"place-{number}", **changed))
-        with pytest.raises(PlanError, match=rf"packages\.acme-gait: {words}.*the plan was made with 1\.0 \("):
+        with pytest.raises(PlanError, match=rf"packages\.acme-gait: {words}.*the plan needs 1\.0 \("):
             load_plan(tmp_path / "plan.yaml")
         assert make_plan("fedavg", *GAIT).hash != plan.hash
 
@@ -440,10 +440,10 @@ BAD = [
     ("n = bad:N", "", "medsilo.networks", "network.name=n", "can't be loaded (AttributeError); install the"),
     ("n = bad:N", "N = 3", "medsilo.networks", "network.name=n", "'n' is not a Network; derive it from medsilo.models"),
     ("n = bad:N", NETWORK, "medsilo.methods", "algorithm.name=n", "'n' is not a Algorithm; derive it"),
-    ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "says another name; write name: Literal"),
+    ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "has another name; write name: Literal"),
     ("n = bad:N", HOOKS, "medsilo.methods", "algorithm.name=n", "N defines train_rounds, which nobody calls; did you"),
     ("n/m = bad:N", NETWORK, "medsilo.networks", "network.name=n/m", "has odd characters"),
-    ("n = medsilo.models.architectures:UNet", NETWORK, "medsilo.networks", "network.name=n", "says another name"),
+    ("n = medsilo.models.architectures:UNet", NETWORK, "medsilo.networks", "network.name=n", "has another name"),
 ]
 
 

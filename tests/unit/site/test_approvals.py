@@ -654,11 +654,11 @@ def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_pat
     forged["content"]["files"] = {}
     for text in ("", "[]", "{" * 9000, json.dumps(forged), (other.folder / REMEMBERED).read_text(), true * 9000):
         file.write_text(text)
-        refused(home, "damaged or not signed by its key, so nothing runs")
+        refused(home, "damaged or not signed by its key, so no study runs")
     file.write_text(true)
     refused(home, "has not approved")
     (home.folder / "local/large.json").write_bytes(b" " * ((1 << 20) + 1))
-    refused(home, "settings cannot be read .*, so nothing runs")
+    refused(home, "settings cannot be read .*, so no study runs")
 
 
 # ---------------------------------------------------------------------------------------------------- commands

@@ -228,7 +228,7 @@ def test_only_listed_groups_leave(root: Path) -> None:
     assert torch.equal(passed("model").groups["model"]["w"], weights["w"])
     assert passed().groups == {}
     for groups in (["amplitude"], ["model", "amplitude"], ["Model"]):
-        with pytest.raises(Refused, match="does not let"):
+        with pytest.raises(Refused, match="does not send"):
             passed(*groups)
     with pytest.raises(Refused, match="WEIGHTS"):
         keep.process(DXO(DataKind.WEIGHTS, data=weights).to_shareable(), FLContext())

@@ -33,7 +33,7 @@ class Worker:
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
-        # The memory limit counts written memory; memory that CUDA reserves without writing does not count.
+        # The memory limit counts memory that was written to, but not memory that CUDA only reserves.
         limit = settings.most_memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         whole = True
