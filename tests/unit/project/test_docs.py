@@ -284,6 +284,7 @@ def test_the_conda_recipe_requires_what_the_wheels_require(root: Path) -> None:
     )
     assert {one.replace(" ", "") for one in others} == wanted
     assert recipe["context"]["version"] == project["version"]
+    assert recipe["build"]["script"][0] == "${{ PYTHON }} provisioning/package_data.py ."
     assert recipe["build"]["python"]["entry_points"] == [f"medsilo = {project['scripts']['medsilo']}"]
 
 

@@ -133,6 +133,7 @@ def runs_where_nothing_can_be_written(system: str, config: dict, health: list[st
     enter += ["chroot", f"--userspec={config['User']}", system, "env", "-i", *config["Env"]]
     entry = config["Entrypoint"]
     assert told(*enter, *entry, "--version").split()[-1] == __version__
+    assert "Install" in told(*enter, *entry, "docs", "start/install")
     own = subprocess.run(
         [*enter, "sh", "-c", "id -u; echo > /tmp/own; echo > /kit/own"], capture_output=True, text=True
     )

@@ -87,6 +87,29 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     assert checks_fedavg(tmp_path / "lead") == ""
 
 
+@pytest.mark.long
+def test_the_image_and_the_conda_package_have_what_both_wheels_have(root: Path, tmp_path: Path) -> None:
+    wheels = build(root, tmp_path / "build", 1_600_000_000)
+    checkout, installed = tmp_path / "build", tmp_path / "installed"
+    shutil.rmtree(checkout / "build", ignore_errors=True)
+    subprocess.run([sys.executable, "provisioning/package_data.py", "."], cwd=checkout, check=True)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install, "--target", installed, "."], cwd=checkout, check=True)
+    wanted = {name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    found = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
+    found = {name for name in found if ".dist-info/" not in name and not name.startswith("bin/")}
+    assert wanted - found == {"medsilo/lab_pages.json.bz2"} and not found - wanted
+    assert checks_fedavg(installed) == ""
+    told = subprocess.run(
+        [sys.executable, "-m", "medsilo", "docs", "study/consortium"],
+        cwd=installed,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0 and "consortium" in told.stdout, told.stderr
+
+
 def index_takes(wheel: Path) -> None:
     """Assert that PyPI accepts the wheel, and that the links in the wheel's README work."""
     checked = subprocess.run(
