@@ -196,7 +196,7 @@ def _protections(name: str) -> Iterator[str]:
     for words, variants in PROTECTIONS.items():
         for changes in variants:
             try:
-                plan_of(job, [*own, *changes], here=True)
+                plan_of(job, [*own, *changes], local=True)
             except MedsiloError:
                 continue
             yield words

@@ -425,7 +425,7 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
         values["algorithm"] = method.model_dump(mode="json")
     model_folders.look_in(path.parent, path.parent / model_folders.FOLDER)
     sections = [values.get(key) for key in ("task", "network")] if isinstance(values, dict) else []
-    named = any(key in own for own in sections if isinstance(own, dict) for key in NAMING)
+    named = any(key in section for section in sections if isinstance(section, dict) for key in NAMING)
     if not named:
         return values
     from medsilo.schedule.plan_files import with_files
@@ -433,11 +433,11 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
     return with_files(values, path.parent, beside)
 
 
-def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
+def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, local: bool = False) -> Plan:
     """Apply changes to a plan that is given as nested dicts, and check the plan.
 
     Args:
-        here: True if all hospitals are simulated on this machine, so that hospitals without names get names before the
+        local: True if all hospitals are simulated on this machine, so that hospitals without names get names before the
             changes
     """
     if not isinstance(values, dict):
@@ -446,7 +446,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         values = json.loads(json.dumps(values))
     except (TypeError, ValueError) as error:
         raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
-    if here:
+    if local:
         from medsilo.schedule.plan_changes import name_hospitals
 
         name_hospitals(values)

@@ -154,8 +154,8 @@ class PluginTable(Mapping[str, Any]):
             raise PlanError(f"package {package}: {name!r} {told}")
         return found
 
-    def _check(self, found: Any, name: str, package: str) -> None:
-        base, kind = _imported(self.base), found if isinstance(found, type) else type(found)
+    def _check(self, plugin: Any, name: str, package: str) -> None:
+        base, kind = _imported(self.base), plugin if isinstance(plugin, type) else type(plugin)
         if not issubclass(kind, base):
             raise PlanError(f"package {package}: {name!r} must be a {base.__name__}; derive it from {self.base}")
 
@@ -172,18 +172,18 @@ class Registry(PluginTable):
         # for each name, the class, and the hash of the class's source code
         self._given: dict[str, tuple[type, str]] = {}
 
-    def give(self, found: Any, source: str) -> None:
+    def give(self, plugin: Any, source: str) -> None:
         """Register a class for this process under the class's name; a class that is registered later replaces a class
         of equal name.
 
         Args:
             source: a hash of the class's source
         """
-        name = found.model_fields["name"].default
+        name = plugin.model_fields["name"].default
         if name in self and name not in self._given:
-            raise PlanError(f"{found.__name__}: the name {name!r} is already in use; choose another name")
-        self._check(found, name, found.__module__)
-        self._given[name] = found, source
+            raise PlanError(f"{plugin.__name__}: the name {name!r} is already in use; choose another name")
+        self._check(plugin, name, plugin.__module__)
+        self._given[name] = plugin, source
 
     def __iter__(self) -> Iterator[str]:
         yield from super().__iter__()
@@ -234,18 +234,18 @@ class Registry(PluginTable):
         name = section.get("name") if isinstance(section, Mapping) else None
         return self.spelled(name) or (name if isinstance(name, str) else "")
 
-    def _check(self, found: Any, name: str, package: str) -> None:
+    def _check(self, plugin: Any, name: str, package: str) -> None:
         from medsilo.core.section import Section
 
         base = _imported(self.base)
-        if not (isinstance(found, type) and issubclass(found, Section) and issubclass(found, base)):
+        if not (isinstance(plugin, type) and issubclass(plugin, Section) and issubclass(plugin, base)):
             raise PlanError(f"package {package}: {name!r} is not a {base.__name__}; derive it from {self.base}")
-        if found.model_fields["name"].default != name:
+        if plugin.model_fields["name"].default != name:
             raise PlanError(f'package {package}: {name!r} has another name; write name: Literal["{name}"] = "{name}"')
-        if package != OWN and (odd := min(uncalled(found), default="")):
+        if package != OWN and (odd := min(uncalled(plugin), default="")):
             near = get_close_matches(odd, [hook for hook in vars(base) if not hook.startswith("_")], n=1)
             remedy = f"did you mean {near[0]}?" if near else f"{base.__name__} has no such method."
-            told = f"{found.__name__} defines {odd}, which nobody calls; {remedy} A helper's name begins with _"
+            told = f"{plugin.__name__} defines {odd}, which nobody calls; {remedy} A helper's name begins with _"
             raise PlanError(f"package {package}: {name!r}: {told}")
 
 
@@ -354,7 +354,7 @@ def table_of(key: str) -> Registry:
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 
 
-def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
+def check_packages(names: Mapping[str, str], packages: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the version and hash of every package, other than medsilo, that defines a name in a plan; no package is
     imported.
 
@@ -362,9 +362,9 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
 
     Args:
         names: the names by key of the plan; the key of a layer has an index (`layers.0`)
-        given: the plan's `packages`
+        packages: the plan's `packages`
     """
-    said = {canonical(str(name)): facts for name, facts in given.items()} if isinstance(given, dict) else {}
+    said = {canonical(str(name)): facts for name, facts in packages.items()} if isinstance(packages, dict) else {}
     found = {}
     for key, name in names.items():
         table = table_of(key)

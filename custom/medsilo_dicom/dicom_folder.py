@@ -122,9 +122,9 @@ class DicomFolder(VolumeFolder):
 
 
 def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
-    def kept(pattern: str | None, found: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
+    def kept(pattern: str | None, headers: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
         fits = source.expression(pattern).fullmatch if pattern else lambda name: True
-        several = {series: [one for one in own if fits(names[one.path])] for series, own in found.items()}
+        several = {series: [one for one in header if fits(names[one.path])] for series, header in headers.items()}
         return {series: own for series, own in several.items() if own}
 
     assert source.images is None or isinstance(source.images, str)
@@ -138,7 +138,7 @@ def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str])
     for headers in tree.images.values():
         counted.update(set().union(*(header.identifiers for header in headers)))
     listing.identifiers = dict(sorted(counted.items()))
-    several = [own for own in tree.images.values() if any(header.identifiers for header in own)]
+    several = [image for image in tree.images.values() if any(header.identifiers for header in image)]
     listing.add("note", IDENTIFIED, [names[headers[0].path] for headers in several])
 
 

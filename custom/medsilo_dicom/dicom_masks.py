@@ -39,12 +39,14 @@ def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.
     return read_mask("segmentations", path, series, structures)
 
 
-def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
+def read_mask(
+    subject: str, path: Path, series: ImageSeries, structures: Callable[[Any], Iterator[Drawn]]
+) -> np.ndarray:
     """Combine the structures in a segmentation or contour file into one mask with at most one label per voxel; raise
     DataError if structures overlap.
 
     Args:
-        what: The kind of the file, for the error message.
+        subject: The kind of the file, for the error message.
         structures: Yields the label and the voxels of each structure.
     """
     try:
@@ -59,7 +61,7 @@ def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[
     except DataError as error:
         raise DataError(str(error), private=error.private or str(path)) from error
     except Exception as error:  # pydicom can raise any error for damaged files
-        raise DataError(f"{what} can't be read; copy or export them again", private=f"{path}: {error}") from error
+        raise DataError(f"{subject} can't be read; copy or export them again", private=f"{path}: {error}") from error
     return labels
 
 

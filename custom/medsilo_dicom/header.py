@@ -209,19 +209,19 @@ def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
     )
 
 
-def _placed(header: Header, elements: Any, place: Any) -> Header:
-    """Add the position of a slice to its header. `place` has the DICOM elements of the file, or of one frame."""
-    wrong = _without_place(place) or _without_units(header.kind, place)
+def _placed(header: Header, elements: Any, element: Any) -> Header:
+    """Add the position of a slice to its header. `element` has the DICOM elements of the file, or of one frame."""
+    wrong = _without_place(element) or _without_units(header.kind, element)
     if wrong:
         return replace(header, wrong=wrong)
-    slope, intercept = place.get("RescaleSlope"), place.get("RescaleIntercept")
+    slope, intercept = element.get("RescaleSlope"), element.get("RescaleIntercept")
     return replace(
         header,
         alike=tuple(str(elements.get(name, "")) for name in ALIKE),
         shape=(int(elements.Rows), int(elements.Columns)),
-        orientation=_floats(place.get("ImageOrientationPatient")),
-        position=_floats(place.get("ImagePositionPatient")),
-        spacing=_floats(place.get("PixelSpacing")),
+        orientation=_floats(element.get("ImageOrientationPatient")),
+        position=_floats(element.get("ImagePositionPatient")),
+        spacing=_floats(element.get("PixelSpacing")),
         tilt=_asked(lambda: float(elements.get("GantryDetectorTilt") or 0), 0.0),
         scale=(float(1 if slope is None else slope), float(intercept or 0)),
     )
@@ -268,17 +268,17 @@ def _unreadable(elements: Any, size: int, frames: int) -> str:
     return ""
 
 
-def _without_place(place: Any) -> str:
+def _without_place(element: Any) -> str:
     names = ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")
-    values = [value for name in names for value in _floats(place.get(name) or ())]
+    values = [value for name in names for value in _floats(element.get(name) or ())]
     if len(values) == 11 and min(values[9:]) > 0 and all(map(isfinite, values)):
         return ""
     return "series don't say where their slices lie (position, orientation, pixel spacing); export them again"
 
 
-def _without_units(kind: str, place: Any) -> str:
-    slope = place.get("RescaleSlope")
-    lacks = slope is None or place.get("RescaleIntercept") is None
+def _without_units(kind: str, element: Any) -> str:
+    slope = element.get("RescaleSlope")
+    lacks = slope is None or element.get("RescaleIntercept") is None
     if (lacks and kind not in UNITLESS) or (slope is not None and float(slope) == 0):
         return "series lack rescale slope and intercept, so that their values have no unit; export them again"
     return ""
@@ -314,9 +314,9 @@ def read_tree(files: Iterable[Path]) -> Tree:
     # DICOM objects without images cause no message, because every study may contain reports, viewer settings and dose
     # maps.
     tree.images = {
-        series: own
-        for series, own in sorted(images.items())
-        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in own)
+        series: image
+        for series, image in sorted(images.items())
+        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in image)
     }
     tree.annotations = dict(sorted(annotations.items()))
     return tree

@@ -40,20 +40,20 @@ class ImageSeries:
     def files(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(header.path for header in self.slices))
 
-    def refuse_elsewhere(self, frame: object, what: str) -> None:
-        """Raise DataError if a segmentation or contour file refers to another coordinate system than its series. `what`
-        is the word for the file in the error message.
+    def refuse_elsewhere(self, frame: object, subject: str) -> None:
+        """Raise DataError if a segmentation or contour file refers to another coordinate system than its series.
+        `subject` is the word for the file in the error message.
         """
         if self.frame_of_reference and str(frame) != self.frame_of_reference:
-            raise DataError(f"{what} lie in another frame of reference than their series")
+            raise DataError(f"{subject} lie in another frame of reference than their series")
 
-    def refuse_lacking(self, images: Iterable[Any], what: str) -> None:
-        """Raise DataError if a segmentation or contour file refers to a slice that the series lacks. `what` is the word
-        for the file in the error message.
+    def refuse_lacking(self, images: Iterable[Any], subject: str) -> None:
+        """Raise DataError if a segmentation or contour file refers to a slice that the series lacks. `subject` is the
+        word for the file in the error message.
         """
         there = {header.instance for header in self.slices}
         if any(str(image.ReferencedSOPInstanceUID) not in there for image in images):
-            raise DataError(f"series lack slices that their {what} to; copy them again")
+            raise DataError(f"series lack slices that their {subject} to; copy them again")
 
     @property
     def shape(self) -> tuple[int, int, int]:

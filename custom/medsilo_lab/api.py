@@ -360,22 +360,22 @@ class Picture:
 def _subgroup_rows(tables: Sequence[SubgroupTable]) -> list[dict[str, Any]]:
     rows = []
     for table in tables:
-        for one in table.levels:
-            pairs = (own for own in table.pairs if own.sure and one.level in (own.first, own.second))
+        for level in table.levels:
+            pairs = (pair for pair in table.pairs if pair.sure and level.level in (pair.first, pair.second))
             told: dict[str, Any] = {
-                "patients": one.patients,
-                "score": one.score.value,
-                "least": one.score.low,
-                "most": one.score.high,
+                "patients": level.patients,
+                "score": level.score.value,
+                "least": level.score.low,
+                "most": level.score.high,
             }
-            told |= {"low": one.low, "high": one.high, "kind": one.score.kind, "few": one.few}
-            told["differs"] = ", ".join(own.second if own.first == one.level else own.first for own in pairs)
+            told |= {"low": level.low, "high": level.high, "kind": level.score.kind, "few": level.few}
+            told["differs"] = ", ".join(own.second if own.first == level.level else own.first for own in pairs)
             if table.baseline:
-                found = one.difference
+                found = level.difference
                 told["difference"] = found and found.mean
                 told |= {"difference_low": found and found.low, "difference_high": found and found.high}
                 told["sure"] = found and found.sure
-            rows.append({"subgroup": table.subgroup, "level": one.level, **told})
+            rows.append({"subgroup": table.subgroup, "level": level.level, **told})
     return rows
 
 
@@ -590,9 +590,9 @@ def run(
     return _done(place, kept, settings)
 
 
-def _done(place: Path, kept: TemporaryDirectory | None, settings: SiteSettings) -> Run:
-    done = Run(place)
-    done._kept, done._settings = kept, settings
+def _done(folder: Path, temporary: TemporaryDirectory | None, settings: SiteSettings) -> Run:
+    done = Run(folder)
+    done._kept, done._settings = temporary, settings
     return done
 
 
@@ -639,7 +639,7 @@ def compare(
     [('fedavg', 0), ('local', 0)]
     """
     methods = [methods] if isinstance(methods, str | type) else methods
-    rows = [one if isinstance(one, str) else in_memory.method(one)["name"] for one in methods]
+    rows = [method if isinstance(method, str) else in_memory.method(method)["name"] for method in methods]
     base = _plan(_with_own(plan, task, _grouped(sites, groups), model, None, loss), ())
     changed = [*_short(rounds, lr, optimizer), *_changes(changes)]
     settings = sites.settings(device) if isinstance(sites, GivenFolder) else _settings("medsilo.compare", data, device)
@@ -740,18 +740,18 @@ def predict(
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 
-def _several(places: PathLike | Sequence[PathLike]) -> list[Path]:
-    return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
+def _several(folders: PathLike | Sequence[PathLike]) -> list[Path]:
+    return [Path(one) for one in ([folders] if isinstance(folders, Path | str) else folders)]
 
 
 def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
     if isinstance(plan, Plan):
         return plan.on_one_machine.with_changes(changes) if changes else plan.on_one_machine
     if isinstance(plan, Mapping):
-        return parse_plan(dict(plan), changes, here=True)
+        return parse_plan(dict(plan), changes, local=True)
     if isinstance(plan, str) and re.fullmatch(r"[\w-]+", plan) and not Path(plan).exists():
         raise MedsiloError(f"{plan!r} is neither a method nor a job folder nor a plan.yaml; {METHODS.remedy(plan)}")
-    return plan_of(plan, changes, here=True)
+    return plan_of(plan, changes, local=True)
 
 
 def _with_own(

@@ -68,4 +68,4 @@ class Findings(Objective):
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
         shares = output.double().sigmoid().tolist()
         named = [f"probability_{label}" for label in self.label_names]
-        return [dict(zip(named, own, strict=True)) for own in shares]
+        return [dict(zip(named, share, strict=True)) for share in shares]

@@ -58,10 +58,10 @@ class GivenSites(dict[str, Any]):
         self.goal = objective
 
     def __repr__(self) -> str:
-        def cases(own: Any) -> int:
-            if isinstance(own, Mapping):
-                return sum(map(cases, own.values()))
-            return len(own[0] if isinstance(own, tuple) else own)
+        def cases(parts: Any) -> int:
+            if isinstance(parts, Mapping):
+                return sum(map(cases, parts.values()))
+            return len(parts[0] if isinstance(parts, tuple) else parts)
 
         names = ", ".join(f"{name}: {cases(own)}" for name, own in self.items())
         return f"<data of {len(self)} hospitals, cases of each: {names}>"
@@ -70,14 +70,14 @@ class GivenSites(dict[str, Any]):
 class GivenFolder(GivenSites):
     """The data sets that `medsilo data` would make from a folder of several hospitals, and the proposed plan."""
 
-    def __init__(self, plan: Plan, kept: TemporaryDirectory, patients: Mapping[str, int]) -> None:
+    def __init__(self, plan: Plan, temporary: TemporaryDirectory, patients: Mapping[str, int]) -> None:
         """Create the data of hospitals from the proposed plan.
 
         Args:
-            kept: The temporary folder that contains the medsilo.yaml of each hospital.
+            temporary: The temporary folder that contains the medsilo.yaml of each hospital.
         """
         super().__init__(dict.fromkeys(plan.participation.everyone), None)
-        self.plan, self._kept, self.patients = plan, kept, patients
+        self.plan, self._kept, self.patients = plan, temporary, patients
 
     def __repr__(self) -> str:
         names = ", ".join(f"{name}: {count}" for name, count in self.patients.items())
@@ -174,9 +174,9 @@ def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], An
     task: The argument `task` that the program gave.
     """
     if not isinstance(sites, GivenSites):
-        pieces = [one for own in sites.values() for one in _by_part(own).values()]
+        pieces = [one for site in sites.values() for one in _by_part(site).values()]
         if not all(map(is_arrays, pieces)) or not (
-            task in SEVERAL_KINDS or any(_says_more(one, task) for one in pieces)
+            task in SEVERAL_KINDS or any(_says_more(piece, task) for piece in pieces)
         ):
             return sites, task
         sites = data(sites)
@@ -204,21 +204,21 @@ def is_arrays(given: Any) -> bool:
     return hasattr(given, "columns") or (isinstance(given, tuple) and len(given) in (2, 3))
 
 
-def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
+def _of_each(parts: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
     if hospital is not None:
         raise DataError("data: the keys name the hospitals; leave out the argument hospital")
     if not (patient is None or patient is False or isinstance(patient, str)):
         raise DataError(
             "data: for several hospitals, give arrays (inputs, targets, patients), or the name of a column as patient"
         )
-    whole = {str(site): own for site, own in ({ALONE: given} if {*given} == {*PARTS} else given).items()}
+    whole = {str(site): own for site, own in ({ALONE: parts} if {*parts} == {*PARTS} else parts).items()}
     pieces = {(site, part): one for site, own in whole.items() for part, one in _by_part(own).items()}
     if not all(map(is_arrays, pieces.values())):
         return GivenSites(whole, None)
     read: dict[tuple[str, str], _Read] = {}
     columns: tuple[Any, ...] = ()
-    for place, one in pieces.items():
-        read[place] = _read(one, patient, None, target, columns)
+    for place, piece in pieces.items():
+        read[place] = _read(piece, patient, None, target, columns)
         columns = columns or read[place].columns
     learned, goal = _learned(np.concatenate([own.targets for own in read.values()]), next(iter(read.values())).labels)
     ends = np.cumsum([len(own.targets) for own in read.values()])[:-1]
@@ -229,11 +229,11 @@ def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any)
     return GivenSites(sites, goal)
 
 
-def _by_part(own: Any) -> Mapping[str, Any]:
+def _by_part(parts: Any) -> Mapping[str, Any]:
     """Return the training, validation and test data of a hospital as a dictionary. If the data are not divided, the
     dictionary has the single key "".
     """
-    return own if isinstance(own, Mapping) else {"": own}
+    return parts if isinstance(parts, Mapping) else {"": parts}
 
 
 def _read(given: Any, patient: Any, hospital: Any, target: Any, columns: Sequence[Any] = ()) -> _Read:
@@ -383,7 +383,7 @@ def _of_folder(
     def ask(question: Question) -> str:
         if question.safe:
             return question.proposed
-        known = " or ".join(repr(own) for own in question.answers)
+        known = " or ".join(repr(answer) for answer in question.answers)
         raise DataError(f"data: {question.text}; give answers={{{question.key!r}: ...}} with {known}")
 
     if not folder.exists():

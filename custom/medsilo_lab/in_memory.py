@@ -146,34 +146,34 @@ def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------- sections
-def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
+def method(method: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
     """Return the plan's section for a method, which is given by its name or as a class of the program. A class is
     registered.
     """
-    return _section(METHODS, given, Algorithm)
+    return _section(METHODS, method, Algorithm)
 
 
-def model(given: Any) -> dict[str, Any]:
+def model(network: Any) -> dict[str, Any]:
     """Return the plan's section for a network. The network is given by its name, as a module class, as a function that
     returns a module, or as a module with initial weights.
     """
-    if isinstance(given, nn.Module):
-        return _module(given)
-    if not callable(given) or (isinstance(given, type) and issubclass(given, Network)):
-        return _section(NETWORKS, given, Network)
-    every = inspect.signature(given).parameters.values()
+    if isinstance(network, nn.Module):
+        return _module(network)
+    if not callable(network) or (isinstance(network, type) and issubclass(network, Network)):
+        return _section(NETWORKS, network, Network)
+    every = inspect.signature(network).parameters.values()
     needed = [
         one.name for one in every if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if len(needed) not in (0, 2):
         raise MedsiloError(
-            f"model: {given.__name__} takes {', '.join(needed)}; it must take the arguments channels and classes"
+            f"model: {network.__name__} takes {', '.join(needed)}; it must take the arguments channels and classes"
         )
 
     def build(self: Network, channels: int, classes: int) -> nn.Module:
-        return given(channels, classes) if needed else given()
+        return network(channels, classes) if needed else network()
 
-    return _network(given.__name__, build, source_hash(given))
+    return _network(network.__name__, build, source_hash(network))
 
 
 def _module(given: nn.Module) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
         told = f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, survival, or give a Goal"
         raise MedsiloError(told)
     targets = [data[case][1] for data in every for case in range(len(data))]
-    several = {tuple(one.shape) for one in targets}
+    several = {tuple(target.shape) for target in targets}
     if kind == FINDINGS or (kind is None and all(len(own) == 1 and own[0] > 1 for own in several)):
         if len(several) > 1 or not all(
             one.ndim == 1 and torch.isin(one, torch.tensor([0, 1])).all() for one in targets
@@ -491,7 +491,7 @@ def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
         raise DataError(f"sites: {site} has {len(names)} patients; give 3 or more, for training, validation and test")
     part = dict(zip(names, parts_in_turn(len(names)).tolist(), strict=True))
     labels = whole.targets if isinstance(whole, Cases) and whole.targets.ndim == 1 else None
-    parts = np.array([part[one] for one in whole.patients])
+    parts = np.array([part[patient] for patient in whole.patients])
     return SiteData.in_parts(parts, lambda places: CaseSubset(whole, places.tolist(), whole.patients, labels))
 
 

@@ -89,7 +89,7 @@ def unsure_keys(
     therefore uncertain by half a group per hospital. To find uncertain keys, the plans are made two more times, with
     the lowest and the highest possible medians.
     """
-    ranks = sum(one.least // 2 for one in fingerprints)
+    ranks = sum(fingerprint.least // 2 for fingerprint in fingerprints)
     if not ranks:
         return []
     own, whole = plans["configurations"], Fingerprint.merged(fingerprints)

@@ -202,7 +202,7 @@ class MethodRecipe(Recipe):
         if isinstance(env, SimEnv) and (kept := keep_finished(self._workspace(env))):
             print(f"medsilo: the finished study of the earlier run is now in {kept}")
 
-    def run(self, env: ExecEnv, *given: Any, **more: Any) -> Run:
+    def run(self, env: ExecEnv, *args: Any, **more: Any) -> Run:
         """Run the recipe in an NVFlare environment.
 
         In the simulator, the last printed line contains the path of the study. If the study fails, the error states the
@@ -210,23 +210,23 @@ class MethodRecipe(Recipe):
 
         Args:
             env: the environment
-            given: further positional arguments of NVFlare's `run`
+            args: further positional arguments of NVFlare's `run`
             more: further keyword arguments of NVFlare's `run`
         """
         if not isinstance(env, SimEnv):
             clients = getattr(env, "clients", None) or range(1, (getattr(env, "num_clients", None) or 0) + 1)
-            self._names = self._names or [own if isinstance(own, str) else f"site-{own}" for own in clients]
+            self._names = self._names or [client if isinstance(client, str) else f"site-{client}" for client in clients]
             if not self._names and (size := sum(self.plan.network.files.values())) > LARGEST_JOB:
                 print(
                     f"medsilo: NVFlare's sites take no job of {size >> 20} MB over http; then name them in sites=[...]"
                 )
-            return super().run(env, *given, **more)
+            return super().run(env, *args, **more)
         self._names = []
         workspace = self._workspace(env)
         check_unquoted(workspace, "choose another workspace_root")
         check_unquoted(sys.executable, "install medsilo elsewhere")
         try:
-            ended = super().run(env, *given, **more)
+            ended = super().run(env, *args, **more)
         except RuntimeError as error:  # NVFlare's own error contains only a return code
             joins = "medsilo" in Path(self.train_script).read_text()
             hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
@@ -350,17 +350,17 @@ def _tasks_there(tasks: Tasks) -> list[str]:
     return tasks or [TRAIN]
 
 
-def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a method, and raise MedsiloError for arguments that change NVFlare's server.
 
     >>> _numbers({"mu": 0.1, "patience": None})
     {'mu': 0.1}
     """
-    for name, value in given.items():
+    for name, value in values.items():
         if name in STOCK and value != STOCK[name].default:
             instead = INSTEAD.get(name, "leave it out")
             raise MedsiloError(f"{name}: the method decides this, not NVFlare's FedAvg at the server; {instead}")
-    return {name: value for name, value in given.items() if name not in STOCK}
+    return {name: value for name, value in values.items() if name not in STOCK}
 
 
 def _by_arguments(text: str) -> str:

@@ -47,9 +47,9 @@ def rounded(numbers: ArrayLike) -> Values:
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)
 
 
-def check_order(what: str, values: Sequence[Any]) -> None:
+def check_order(subject: str, values: Sequence[Any]) -> None:
     if any(low >= high for low, high in pairwise(values)):
-        raise ValueError(f"its {what} are not in ascending order without repetitions")
+        raise ValueError(f"its {subject} are not in ascending order without repetitions")
 
 
 class FloatHistogram(Section):
@@ -146,10 +146,10 @@ def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
     first bin of each group. Bins after the last complete group belong to the last group.
     """
     begins, begin, seen = [], 0, set[int]()
-    for place, own in enumerate(owners):
-        if seen or len(own) < least:
-            seen.update(own.tolist())
-        if max(len(seen), len(own)) >= least:
+    for place, owner in enumerate(owners):
+        if seen or len(owner) < least:
+            seen.update(owner.tolist())
+        if max(len(seen), len(owner)) >= least:
             begins.append(begin)
             begin, seen = place + 1, set()
     return begins
@@ -222,7 +222,7 @@ class Fingerprint(Section):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        check_order("shares", [one.share for one in self.shares])
+        check_order("shares", [share.share for share in self.shares])
         for axis in self.extents:
             check_order("spacings and sizes", [(one.spacing, one.size) for one in axis])
         if any(sum(one.cases for one in axis) != self.cases for axis in self.extents):
@@ -281,7 +281,7 @@ class Fingerprint(Section):
 
     @property
     def least(self) -> int:
-        return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
+        return gcd(*(one.cases for axis in self.extents for one in axis), *(share.cases for share in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
         """Return a fingerprint with fewer cases, whose median along each axis is `ranks` ranks higher, or lower if
@@ -294,7 +294,7 @@ class Fingerprint(Section):
 
     @property
     def cases(self) -> int:
-        return sum(one.cases for one in self.shares)
+        return sum(share.cases for share in self.shares)
 
     def in_nnunet(self) -> dict[str, Any]:
         """Return the content of nnU-Net's dataset_fingerprint.json for the cases of this fingerprint.

@@ -154,7 +154,7 @@ class NnUNetFolder(OwnFolder):
 
     def note(self, listing: CaseIndex, every: Sequence[Any], source: DataSource) -> None:
         absent = self.absent(source)
-        not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
+        not_drawn = [set(region) for name, region in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
         # If a region without annotations contains an annotated region, labels may occur inside the annotated region,
         # but not in the rest of the outer region.

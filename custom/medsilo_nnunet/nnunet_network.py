@@ -157,12 +157,12 @@ class NnUNetPlans(Section):
 
     @model_validator(mode="after")
     def _stages_are_there(self) -> Self:
-        for name, own in self.configurations.items():
-            if isinstance(own, dict) != (name == "3d_cascade_fullres"):
+        for name, configuration in self.configurations.items():
+            if isinstance(configuration, dict) != (name == "3d_cascade_fullres"):
                 raise ValueError(
                     f"configurations: {name} is not a configuration of nnU-Net; use unchanged plans of nnU-Net"
                 )
-            others = own.values() if isinstance(own, dict) else ()
+            others = configuration.values() if isinstance(configuration, dict) else ()
             if lacking := [other for other in others if other not in self.configurations]:
                 raise ValueError(f"configurations: {name} needs {lacking[0]}, which is missing; make the plans again")
         return self

@@ -163,13 +163,13 @@ class NnUNetParts:
         if self.regions:
             regions = self.regions if drawn is None else [self.regions[place] for place in drawn]
             values = [labels.new_tensor(region if isinstance(region, tuple) else (region,)) for region in regions]
-            labels = torch.cat([torch.isin(labels, one) for one in values], 1)
+            labels = torch.cat([torch.isin(labels, value) for value in values], 1)
         if isinstance(output, Tensor):
             return self.criterion.loss(output, labels)
         from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
         coarser = DownsampleSegForDSTransform(self.scales)
-        each = [coarser(segmentation=one if self.regions else one.short())["segmentation"] for one in labels]
+        each = [coarser(segmentation=label if self.regions else label.short())["segmentation"] for label in labels]
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
     def predicted(self, output: Tensor) -> Tensor:
@@ -213,8 +213,8 @@ class _PatchSource:
     def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Tensor]) -> None:
         self.shape, self.read = shape, read
 
-    def __getitem__(self, places: tuple[slice, ...]) -> np.ndarray:
-        return self.read(places).numpy()
+    def __getitem__(self, slices: tuple[slice, ...]) -> np.ndarray:
+        return self.read(slices).numpy()
 
 
 class _OneCase:
@@ -234,12 +234,12 @@ class _OneCase:
         return image, right, None, {"class_locations": found}
 
 
-def places_in(found: Mapping[int, Any]) -> Tensor:
+def places_in(tables: Mapping[int, Any]) -> Tensor:
     """Return the voxels of all structures in one tensor. Each row begins with the index of a structure, counted from
     1.
     """
     # nnU-Net's voxel lists begin with a column for the channel, which is always 0 and is dropped
-    each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(found.values(), 1) if len(voxels)]
+    each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(tables.values(), 1) if len(voxels)]
     return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
 
 

@@ -19,8 +19,8 @@ Label = Annotated[int, Field(ge=0, le=65_535)]
 BACKGROUND, IGNORE = "background", "ignore"  # label names that nnU-Net reserves
 
 
-def several(own: int | tuple[int, ...]) -> tuple[int, ...]:
-    return own if isinstance(own, tuple) else (own,)
+def several(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)
 
 
 class SegmentationQuestion(Section):
@@ -72,17 +72,17 @@ class SegmentationQuestion(Section):
         """True if the question's structures are regions, which may overlap; False if the structures are labels, which
         can't overlap.
         """
-        return any(len(several(own)) > 1 for own in self.labels.values())
+        return any(len(several(label)) > 1 for label in self.labels.values())
 
     @property
     def regions(self) -> dict[str, tuple[int, ...]]:
-        return {name: several(own) for name, own in self.labels.items() if name != BACKGROUND}
+        return {name: several(label) for name, label in self.labels.items() if name != BACKGROUND}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each label value 0, 1, ...; a value N without a name is called "label N"."""
-        alone = {own: name for name, own in self.labels.items() if isinstance(own, int)}
-        alone |= {own[0]: name for name, own in self.regions.items() if len(own) == 1}
+        alone = {label: name for name, label in self.labels.items() if isinstance(label, int)}
+        alone |= {region[0]: name for name, region in self.regions.items() if len(region) == 1}
         last = max(value for own in self.labels.values() for value in several(own))
         return tuple(alone.get(value, f"label {value}") for value in range(last + 1))
 

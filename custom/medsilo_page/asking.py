@@ -38,16 +38,16 @@ class ShownRequest:
     decisions: list[Decision]
 
     @classmethod
-    def read(cls, home: KitAtHome, asked: AskingPlan) -> "ShownRequest":
+    def read(cls, home: KitAtHome, pending: AskingPlan) -> "ShownRequest":
         """Read a plan that waits for approval. Raises MedsiloError if the plan is unreadable or its code is damaged."""
-        plan = home.plan_of(asked)
-        code, study = home.approvals.code_of(asked), plan.study
-        policy, before = Policy.read(home.local), approved_before(home, asked, plan)
-        told, runs = standing(home, plan, asked.sites, code)
-        decided = [one for one in reversed(home.approvals.decisions()) if one.plan == asked.hash]
+        plan = home.plan_of(pending)
+        code, study = home.approvals.code_of(pending), plan.study
+        policy, before = Policy.read(home.local), approved_before(home, pending, plan)
+        told, runs = standing(home, plan, pending.sites, code)
+        decided = [one for one in reversed(home.approvals.decisions()) if one.plan == pending.hash]
         carries_code = code is not None or plan.task.scripted
         return cls(
-            asked=asked,
+            asked=pending,
             plan=plan,
             title=plain(study.title) or f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}",
             purpose=plain(study.purpose) or "The plan states no purpose (study.purpose).",
@@ -55,7 +55,7 @@ class ShownRequest:
             standing=f"{told[0].upper()}{told[1:]}: it {'may run' if runs else 'does not run'} here.",
             leaks=[(leak, policy.lets_out(leak.group)) for leak in leaks(plan)],
             beside=[*through_features(plan), BY_CODE if carries_code else f"{BESIDE} {STAYS}"],
-            terms=[*_terms(home, plan, asked.lead)],
+            terms=[*_terms(home, plan, pending.lead)],
             before=before[0] if before else None,
             changes=changes_since(before[1], plan) if before else [],
             decisions=decided,

@@ -239,24 +239,26 @@ def _axes(svg: Drawing, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_l
     svg.text(y_label, 12, middle, "middle", **{"class": "label"}, transform=f"rotate(-90 12 {middle})")
 
 
-def _series(svg: Drawing, plot: _Plot, one: Series, every: int, unit: str) -> None:
-    group = svg.group(colour(one.style))
-    band = () if one.style == GREY else one.band
-    if edges := [(plot.x(one.place(n)), *map(plot.y, pair)) for n, pair in enumerate(band) if pair]:
+def _series(svg: Drawing, plot: _Plot, series: Series, every: int, unit: str) -> None:
+    group = svg.group(colour(series.style))
+    band = () if series.style == GREY else series.band
+    if edges := [(plot.x(series.place(n)), *map(plot.y, pair)) for n, pair in enumerate(band) if pair]:
         around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
         group.path("band", f"M{'L'.join(around)}z")
-    known = [(n, value, plot.x(one.place(n)), plot.y(value)) for n, value in enumerate(one.values) if value is not None]
+    known = [
+        (n, value, plot.x(series.place(n)), plot.y(value)) for n, value in enumerate(series.values) if value is not None
+    ]
     if known:
-        _draw_line(group, one.style, f"M{'L'.join(f'{x} {y}' for *_, x, y in known)}")
-    if one.style == GREY:
-        group.title(one.name)
+        _draw_line(group, series.style, f"M{'L'.join(f'{x} {y}' for *_, x, y in known)}")
+    if series.style == GREY:
+        group.title(series.name)
         return
     for place, (n, _, x, y) in enumerate(known):
-        if n == one.ring:
+        if n == series.ring:
             group.add("circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
-        if place % every == 0 or n == one.ring or place == len(known) - 1:
-            mark = group.path("mark", marker(one.style, x, y))
-            mark.title(f"{one.name}, after {one.place(n):.4g} {unit}: {one.said(n)}")
+        if place % every == 0 or n == series.ring or place == len(known) - 1:
+            mark = group.path("mark", marker(series.style, x, y))
+            mark.title(f"{series.name}, after {series.place(n):.4g} {unit}: {series.said(n)}")
 
 
 def _draw_line(parent: Drawing, style: int, path: str) -> None:
@@ -288,26 +290,26 @@ class Whisker:
 HOLLOW = {"alone": MARKERS[0], "pooled": MARKERS[3]}
 
 
-def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, zero: bool = True) -> Markup:
+def whisker_chart(whisker: Whisker, marks: Sequence[float], key: str, title: str, zero: bool = True) -> Markup:
     """Draw a value and its confidence interval; `axis_of` draws the axis, which several drawings share. If `zero` is
     true, the chart has a dashed line at 0.
     """
-    svg = Drawing.start(AXIS + 2 * EDGE, ROW, key, title, f"{one.words}.", small=True)
+    svg = Drawing.start(AXIS + 2 * EDGE, ROW, key, title, f"{whisker.words}.", small=True)
     place = _scale(marks)
     for mark in marks:
         svg.path("gridline", f"M{place(mark)} 0V{ROW}")
     if zero:
         svg.path("chance", f"M{place(0.0)} 0V{ROW}")
-    group = svg.group(colour(one.style))
-    group.title(one.words)
-    for look, ends in (("whisker wider", one.wider), ("whisker", one.interval)):
+    group = svg.group(colour(whisker.style))
+    group.title(whisker.words)
+    for look, ends in (("whisker wider", whisker.wider), ("whisker", whisker.interval)):
         if ends:
             group.path(look, f"M{place(ends[0])} {ROW / 2:g}H{place(ends[1])}")
     for look, outline in HOLLOW.items():
-        value = getattr(one, look)
+        value = getattr(whisker, look)
         if value is not None:
             svg.path(f"hollow {look}", f"M{place(value)} {ROW / 2:g}{outline}")
-    group.path("mark", marker(one.style, place(one.value), ROW / 2))
+    group.path("mark", marker(whisker.style, place(whisker.value), ROW / 2))
     return svg.markup()
 
 

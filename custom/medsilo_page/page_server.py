@@ -147,7 +147,11 @@ class _Connection(H11Protocol):
         # closes the connection that has been silent for the longest time, so that silent connections cannot block the
         # page
         if len(self.connections) > MOST_AT_ONCE:
-            all_of_ours = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
+            all_of_ours = (
+                connection
+                for connection in self.connections
+                if isinstance(connection, _Connection) and connection is not self
+            )
             silent = [one for one in all_of_ours if one.cycle is None]
             min(silent, key=lambda one: one.begun, default=self).transport.abort()
         self.loop.call_later(PATIENCE, self._give_up)
@@ -193,8 +197,8 @@ async def _fields(request: Request) -> dict[str, str]:
     return {name: values[0] for name, values in read.items() if len(values) == 1}
 
 
-def _same(given: str, own: str) -> bool:
-    return secrets.compare_digest(given.encode(), own.encode())
+def _same(text: str, secret: str) -> bool:
+    return secrets.compare_digest(text.encode(), secret.encode())
 
 
 def _refusal(status: HTTPStatus) -> HTMLResponse:

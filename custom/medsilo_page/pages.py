@@ -93,7 +93,7 @@ class SitePages(LocalPages):
     def _overview(self, request: Request) -> Response:
         home = self._home()
         decisions = home.approvals.decisions()
-        last = {one.plan: one for one in decisions}
+        last = {decision.plan: decision for decision in decisions}
         asked = home.approvals.asked()
         waiting = [one for one in asked if one.waits(last.get(one.hash))]
         return self.page(
@@ -240,8 +240,8 @@ def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
     }
 
 
-def _title(asked: AskingPlan) -> str:
-    return plain((asked.plan.get("study") or {}).get("title") or asked.study or asked.hash[:12])
+def _title(pending: AskingPlan) -> str:
+    return plain((pending.plan.get("study") or {}).get("title") or pending.study or pending.hash[:12])
 
 
 def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:

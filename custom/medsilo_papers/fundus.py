@@ -76,8 +76,8 @@ class Fundus(PictureTask):
         return self.inputs_of(picture)[0], self.labels_of(labels)
 
 
-def pictures_in(place: Path) -> list[tuple[Path, Path]]:
-    images, masks = ([one for one in files_in(place / name) if one.suffix.lower() in ENDINGS] for name in FOLDERS)
+def pictures_in(folder: Path) -> list[tuple[Path, Path]]:
+    images, masks = ([one for one in files_in(folder / name) if one.suffix.lower() in ENDINGS] for name in FOLDERS)
     found = {path.stem: path for path in masks}
     if found and (without := [image.name for image in images if image.stem not in found]):
         message = f"{len(without)} of {len(images)} pictures in images/ have no mask of the same name in masks/"

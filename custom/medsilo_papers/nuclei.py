@@ -192,11 +192,11 @@ def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(mask)
 
 
-def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
+def _parts_in_paper(images: list[Path], folder: Path, seed: int) -> list[int]:
     """Split images as in the HarmoFL paper. Images in folders with "test" in their name are test data, and a fifth of
     all other images are validation data. If no folder has "test" in its name, images are split at random.
     """
-    tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
+    tests = np.array([any("test" in name.lower() for name in image.relative_to(folder).parts) for image in images])
     if not tests.any():
         return SiteData.parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
     rest = np.random.default_rng(seed).permutation(np.flatnonzero(~tests))

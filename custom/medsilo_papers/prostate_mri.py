@@ -164,19 +164,19 @@ class Slices(Dataset):
         return near, self.masks[volume][middle].long()
 
 
-def masks_of(place: Path) -> dict[Path, Path | None]:
+def masks_of(folder: Path) -> dict[Path, Path | None]:
     """Return the path of each volume's mask, or None for a volume without a mask; the function knows both layouts of
     the data set.
     """
-    images = place / "Image" if (place / "Image").is_dir() else place
+    images = folder / "Image" if (folder / "Image").is_dir() else folder
     found: dict[Path, Path | None] = {}
     for image in files_in(images):
         ending = next((ending for ending in ENDINGS if image.name.lower().endswith(ending)), None)
         if ending is None or "_segmentation" in image.name.lower():
             continue
         stem = image.name[: -len(ending)]
-        beside = [place / f"{stem}_{word}{end}" for word in ("segmentation", "Segmentation") for end in ENDINGS]
-        paths = beside if images == place else [place / "Mask" / image.name]
+        beside = [folder / f"{stem}_{word}{end}" for word in ("segmentation", "Segmentation") for end in ENDINGS]
+        paths = beside if images == folder else [folder / "Mask" / image.name]
         found[image] = next((path for path in paths if path.is_file()), None)
     return found
 

@@ -124,11 +124,11 @@ def site_folder(
     )
 
 
-def files_in(place: Path, pattern: str = "*") -> list[Path]:
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
     """Return the sorted files in a folder that match a pattern, without the hidden files that macOS adds to
     archives.
     """
-    return sorted(path for path in place.glob(pattern) if path.is_file() and not path.name.startswith("."))
+    return sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("."))
 
 
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
@@ -157,7 +157,7 @@ def read_labels(path: Path) -> np.ndarray:
     return values[..., 0] if values.ndim == 3 else values
 
 
-def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
+def _values(path: Path, subject: str, mode: str | None = None) -> np.ndarray:
     """Read the values of an image, or the palette indices of an image with a palette. Pillow is used because SimpleITK
     cannot read some formats, such as compressed TIFF.
     """
@@ -166,13 +166,13 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
     try:
         with Image.open(path) as image:
             if mode and image.mode[0] in "IF":
-                raise DataError(f"a {what} has more than 8 bits per value; save it with 8 bits", private=str(path))
+                raise DataError(f"a {subject} has more than 8 bits per value; save it with 8 bits", private=str(path))
             Scan.check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise
     except Exception as error:  # Pillow can raise any error for damaged files
-        message = f"a {what} is absent or damaged; see this site's log for its name"
+        message = f"a {subject} is absent or damaged; see this site's log for its name"
         raise DataError(message, f"{path}: {error}") from error
 
 

@@ -97,47 +97,47 @@ class Match:
         return ", ".join(parts)
 
 
-def counted(what: str, names: Sequence[str]) -> str:
+def counted(noun: str, names: Sequence[str]) -> str:
     shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
-    return f"{len(names)} {what}{shown}"
+    return f"{len(names)} {noun}{shown}"
 
 
-def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
+def match(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
     """Match the tensors of a file with the tensors of a network. If the file's names differ from the network's names
     only in their prefix, the file's prefix is replaced.
     """
     best: dict[str, str] = {}  # maps the names of tensors in the network to their names in the file
-    most, added = 0, _prefixes(own)
+    most, added = 0, _prefixes(expected)
     for gone in _prefixes(given):
         rest = {name[len(gone) :]: name for name in given if name.startswith(gone)}
         for more in added:
-            mine = [name for name in own if name.startswith(more) and name[len(more) :] in rest]
+            mine = [name for name in expected if name.startswith(more) and name[len(more) :] in rest]
             here = {name: rest[name[len(more) :]] for name in mine}
-            if (numbers := _numbers(own, _fitting(own, given, here))) > most or not best:
+            if (numbers := _numbers(expected, _fitting(expected, given, here))) > most or not best:
                 best, most = here, numbers
-    fitting = _fitting(own, given, best)
+    fitting = _fitting(expected, given, best)
     return Match(
         {mine: given[best[mine]] for mine in fitting},
-        tuple(name for name in own if name not in best),
+        tuple(name for name in expected if name not in best),
         tuple(name for name in given if name not in best.values()),
         tuple(name for name in best if name not in fitting),
-        _numbers(own, fitting) / max(1, _numbers(own, own)),
+        _numbers(expected, fitting) / max(1, _numbers(expected, expected)),
     )
 
 
-def is_weight(given: Tensor, own: Tensor) -> bool:
+def is_weight(tensor: Tensor, expected: Tensor) -> bool:
     """Return True if a tensor of the file has finite, plain (dense, real, not quantized) values that the network's
     tensor can hold.
     """
-    if given.layout != torch.strided or given.is_quantized or given.is_meta or given.is_complex():
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
         return False
-    if own.is_meta or not own.is_floating_point():
+    if expected.is_meta or not expected.is_floating_point():
         return True
-    return given.is_floating_point() and bool(given.to(own.dtype).isfinite().all())
+    return tensor.is_floating_point() and bool(tensor.to(expected.dtype).isfinite().all())
 
 
-def _fitting(own: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:
-    return [mine for mine, theirs in names.items() if own[mine].shape == given[theirs].shape]
+def _fitting(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:
+    return [mine for mine, theirs in names.items() if expected[mine].shape == tensors[theirs].shape]
 
 
 def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:

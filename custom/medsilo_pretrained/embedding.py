@@ -21,21 +21,21 @@ class Behind(nn.Module):
     batch of embeddings.
     """
 
-    def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine a body and a head; `beside` configures further networks that a method builds for the same cases."""
+    def __init__(self, body: nn.Module, head: nn.Module, network: Network) -> None:
+        """Combine a body and a head; `network` configures further networks that a method builds for the same cases."""
         super().__init__()
-        self.body, self.head, self.beside = body.eval(), head, beside
+        self.body, self.head, self.beside = body.eval(), head, network
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.body.eval()  # dropout and batch norm of the frozen body always stay in evaluation mode
         return self
 
-    def state_dict(self, *given: Any, prefix: str = "", **how: Any) -> Any:
+    def state_dict(self, *args: Any, prefix: str = "", **how: Any) -> Any:
         """Return only the state of the head. The body adds nothing to the state, but searching the body for tensors
         would take most of the time of a round.
         """
-        return self.head.state_dict(*given, prefix=f"{prefix}head.", **how)
+        return self.head.state_dict(*args, prefix=f"{prefix}head.", **how)
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Compute the embeddings of a batch one case at a time, so that the other cases in the batch cannot change an

@@ -64,8 +64,8 @@ def keep_rounded(network: nn.Module) -> None:
     """
     for layer in network.modules():
         if isinstance(layer, nn.Linear | _ConvNd):
-            for name, own in layer._buffers.items():
-                layer._buffers[name] = own.to(torch.bfloat16) if isinstance(own, Frozen) else own
+            for name, buffer in layer._buffers.items():
+                layer._buffers[name] = buffer.to(torch.bfloat16) if isinstance(buffer, Frozen) else buffer
 
 
 def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[Key, Frozen], key: Key = ()) -> None:
@@ -90,7 +90,11 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
         if tracks or isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set it to all")
         whole = {name: f"{prefix}.{name}" if prefix else name for name in (*layer._parameters, *layer._buffers)}
-        held = {name: own for name, own in layer._parameters.items() if own is not None and id(own) not in learns}
+        held = {
+            name: parameter
+            for name, parameter in layer._parameters.items()
+            if parameter is not None and id(parameter) not in learns
+        }
         for name, own in held.items():
             del layer._parameters[name]
             layer.register_buffer(name, frozen(whole[name], own), persistent=False)

@@ -72,12 +72,12 @@ class Layers(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, given: "TimmViT") -> None:
+    def __init__(self, settings: "TimmViT") -> None:
         super().__init__()
-        width = given.width
-        self.norm1, self.norm2 = (nn.LayerNorm(width, given.epsilon) for _ in range(2))
-        self.attn, self.mlp = Attention(width, given.heads), Layers(width, 4 * width)
-        self.ls1, self.ls2 = (Scale(width) if given.layer_scale else nn.Identity() for _ in range(2))
+        width = settings.width
+        self.norm1, self.norm2 = (nn.LayerNorm(width, settings.epsilon) for _ in range(2))
+        self.attn, self.mlp = Attention(width, settings.heads), Layers(width, 4 * width)
+        self.ls1, self.ls2 = (Scale(width) if settings.layer_scale else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
@@ -96,17 +96,17 @@ class Patches(nn.Module):
 class Transformer(nn.Module):
     """Maps [B, channels, size, size] to [B, classes]; its tensors have the names that timm uses."""
 
-    def __init__(self, given: "TimmViT", channels: int, classes: int) -> None:
+    def __init__(self, settings: "TimmViT", channels: int, classes: int) -> None:
         super().__init__()
-        width, self.mean_of_patches = given.width, given.pool == "mean"
-        self.mean, self.std = ([*own] * channels if len(own) == 1 else [*own] for own in (given.mean, given.std))
-        self.patch_embed = Patches(channels, width, given.patch)
+        width, self.mean_of_patches = settings.width, settings.pool == "mean"
+        self.mean, self.std = ([*own] * channels if len(own) == 1 else [*own] for own in (settings.mean, settings.std))
+        self.patch_embed = Patches(channels, width, settings.patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.reg_token = nn.Parameter(torch.zeros(1, given.registers, width)) if given.registers else None
-        places = (given.size // given.patch) ** 2 + (0 if given.registers else 1)
+        self.reg_token = nn.Parameter(torch.zeros(1, settings.registers, width)) if settings.registers else None
+        places = (settings.size // settings.patch) ** 2 + (0 if settings.registers else 1)
         self.pos_embed = nn.Parameter(torch.randn(1, places, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(given) for _ in range(given.depth)))
-        norm, none = nn.LayerNorm(width, given.epsilon), nn.Identity()
+        self.blocks = nn.Sequential(*(Block(settings) for _ in range(settings.depth)))
+        norm, none = nn.LayerNorm(width, settings.epsilon), nn.Identity()
         self.norm: nn.Module = none if self.mean_of_patches else norm
         self.fc_norm: nn.Module = norm if self.mean_of_patches else none
         self.head = nn.Linear(width, classes)
@@ -184,13 +184,13 @@ class TimmViT(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         return Transformer(self, channels, classes)
 
-    def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def translated(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the tensors of a file under timm's names; names of Hugging Face are translated."""
-        marks = [name for name in given if name.endswith(MARK)]
+        marks = [name for name in tensors if name.endswith(MARK)]
         if not marks:
-            return given
+            return tensors
         begin = len(marks[0]) - len(MARK)
-        theirs = {name[begin:]: own for name, own in given.items() if name[:begin] == marks[0][:begin]}
+        theirs = {name[begin:]: tensor for name, tensor in tensors.items() if name[:begin] == marks[0][:begin]}
         names = {name: WHOLE.get(name) or _of_block(name) for name in theirs if not name.startswith(UNUSED)}
         found = {ours: theirs[name] for name, ours in names.items() if ours}
         for name in filter(QUERIES.fullmatch, theirs):

@@ -168,8 +168,8 @@ class Begun(_Begun):
     def _patterns(word: str, network: nn.Module) -> list[str]:
         return list(WORDS[word](network)) if word in WORDS else [word]
 
-    def _check_frozen(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
-        lacks = [name for name, _ in network.named_parameters() if name not in found and name not in trained]
+    def _check_frozen(self, network: nn.Module, tensors: Mapping[str, Tensor], trained: Collection[str]) -> None:
+        lacks = [name for name, _ in network.named_parameters() if name not in tensors and name not in trained]
         if lacks:
             shown = f"{', '.join(lacks[:3])}{', ...' if len(lacks) > 3 else ''}"
             raise MedsiloError(
@@ -231,7 +231,7 @@ def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allowed)]
 
 
-def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
+def defaults_that_fit(words: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> str:
     """If the file would fit MONAI's network exactly with MONAI's default activation or normalisation, describe this
     network. If the file would not fit, return an empty text.
 
@@ -239,7 +239,7 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
 
     Args:
         words: The plan's network as in a MONAI bundle.
-        given: The tensors of the file.
+        tensors: The tensors of the file.
     """
     if not words:
         return ""
@@ -252,7 +252,7 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
     for changed in (keys for count in range(1, len(others) + 1) for keys in combinations(others, count)):
         own = {key: value for key, value in words.items() if key != "_target_" and key not in changed}
         with torch.device("meta"):
-            found = match(kind(**own).state_dict(), given)
+            found = match(kind(**own).state_dict(), tensors)
         if not (found.missing or found.surplus or found.other_shape):
             return f"MONAI's {kind.__name__} with its own {' and '.join(f'{key} {normal[key]}' for key in changed)}"
     return ""

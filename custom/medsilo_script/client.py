@@ -74,24 +74,24 @@ _site: ScriptSite | None = None
 _follows: tuple[nn.Module, Optimizer] | None = None
 
 
-def init(*given: Any, **more: Any) -> Any:
+def init(*args: Any, **more: Any) -> Any:
     """Initialise NVFlare's Client API, and reject all messages from the server that the plan does not need.
 
     Args:
-        given: NVFlare's positional arguments, such as the rank
+        args: NVFlare's positional arguments, such as the rank
         more: NVFlare's keyword arguments
 
     >>> init()
     """
     global _rank
-    rank = given[0] if given else more.get("rank")
+    rank = args[0] if args else more.get("rank")
     _rank = str(os.environ.get("RANK", "0") if rank is None else rank)
     if room_client.is_inside():
         room_client.enter(_rank)
     else:
         let_tensors_travel(plainly=True)
         before_script_connects(_guard)
-    return flare.init(*given, **more)
+    return flare.init(*args, **more)
 
 
 def _guard(cell: Cell) -> None:
@@ -330,9 +330,9 @@ def _difference(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return now ^ before if now.dtype is torch.bool else now - before
 
 
-def _refuse_other(params: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
+def _refuse_other(params: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> None:
     for name, value in params.items():
-        given, mine = torch.as_tensor(value), own.get(name)
+        given, mine = torch.as_tensor(value), expected.get(name)
         # most scripts pass the joined model's own tensors, which need no comparison
         if mine is not None and given.is_set_to(mine):
             continue

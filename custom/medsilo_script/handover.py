@@ -80,14 +80,14 @@ class Work:
         except BaseException as error:
             self.asked.put(error)
 
-    def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
+    def hand_over(self, item: Turn | Callable[[], Any] | None) -> Any:
         """Hand the script a network to train or a function to call; wait until the script has done so, and return the
         result.
 
         Args:
-            what: the network or the function; None to wait until the script calls `send`
+            item: the network or the function; None to wait until the script calls `send`
         """
-        self.asked.put(what)
+        self.asked.put(item)
         return self.done.get()
 
     def go_on(self, done: Any = None) -> None:

@@ -130,7 +130,7 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
     for name, number in shape.numbers.items():
         setattr(layer, name, number)
     if issubclass(kind, _BatchNorm | _InstanceNorm):
-        setattr(layer, "track_running_stats", any(own.name == "running_mean" for own in shape.tensors))  # noqa: B010
+        setattr(layer, "track_running_stats", any(tensor.name == "running_mean" for tensor in shape.tensors))  # noqa: B010
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             layer.register_buffer(name, None)
     for own in shape.tensors:
@@ -189,7 +189,7 @@ class ScriptNetwork(Network):
         network and the file.
         """
         layers = layers_of(model)
-        known = {f"{layer.name}.{own.name}".lstrip(".") for layer in layers for own in layer.tensors}
+        known = {f"{layer.name}.{tensor.name}".lstrip(".") for layer in layers for tensor in layer.tensors}
         if odd := sorted(known ^ model.state_dict().keys()):
             told = "is not in both the layers and the state dict; leave the state dict as torch makes it"
             raise MedsiloError(f"model: {odd[0]} cannot be sent: it {told}")

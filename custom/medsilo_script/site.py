@@ -158,11 +158,11 @@ class ScriptSite:
         self.work.begin(partial(self._answer, order))
         return self.work.answer
 
-    def _permitted(self, inner: Site, asked: Request) -> Site:
+    def _permitted(self, inner: Site, request: Request) -> Site:
         if self.hospital is None:
             return inner
-        study = self.hospital.folder.parents[2] / asked.study
-        place = replace(self.hospital, sites=asked.sites, folder=paths.site_folder(study, self.site))
+        study = self.hospital.folder.parents[2] / request.study
+        place = replace(self.hospital, sites=request.sites, folder=paths.site_folder(study, self.site))
         permission = Permission(place)
         permission.begin()
         permission.inner = CountedSite(inner, place)

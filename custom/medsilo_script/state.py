@@ -90,7 +90,7 @@ class ScriptState(SiteState):
             return
         self.untrained.discard(self.turn)
         weights = (own for group in optimizer.param_groups for own in group["params"])
-        if optimizer is not self.optimizers[self.turn] or all(own.grad is None for own in weights):
+        if optimizer is not self.optimizers[self.turn] or all(weight.grad is None for weight in weights):
             raise MedsiloError(
                 "optimizer.step: no gradient of the network whose turn it is; put 'for net, optimizer in "
                 "flare.networks():' around your loop, and train net with this optimizer"
@@ -153,7 +153,7 @@ class ScriptState(SiteState):
 
         The frozen weights are checked only for methods that store values for each trained weight.
         """
-        if not any(isinstance(kept, nn.ParameterList) for kept in self.modules.values()):
+        if not any(isinstance(module, nn.ParameterList) for module in self.modules.values()):
             return
         assert isinstance(self.plan.network, ScriptNetwork)
         recipes = skeleton(self.plan.network.layers)
@@ -188,8 +188,8 @@ class ScriptState(SiteState):
     def stepping(self, name: str) -> Optimizer:
         """Return a network's optimizer, with the learning rate of the script's optimizer."""
         optimizer = self.optimizers[name]
-        for group, own in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
-            group["lr"] = own["lr"]
+        for group, param_group in zip(optimizer.param_groups, self.own_optimizer.param_groups, strict=False):
+            group["lr"] = param_group["lr"]
         return optimizer
 
     def follow(self) -> None:
@@ -197,21 +197,21 @@ class ScriptState(SiteState):
         self.compute = ScriptCompute(device=next(self.module.parameters()).device)
 
     def besides(self) -> dict[str, Any]:
-        groups = [{name: _plain(own[name]) for name in VARYING if name in own} for own in self._groups]
+        groups = [{name: _plain(group[name]) for name in VARYING if name in group} for group in self._groups]
         return {
             "groups": groups,
             "scheduler": None if self.scheduler is None else json.dumps(self.scheduler.state_dict()),
         }
 
-    def _put_besides(self, kept: Mapping[str, Any]) -> None:
-        for group, numbers in zip(self._groups, kept["groups"], strict=True):
-            for name, own in numbers.items():
+    def _put_besides(self, values: Mapping[str, Any]) -> None:
+        for group, numbers in zip(self._groups, values["groups"], strict=True):
+            for name, number in numbers.items():
                 if isinstance(group[name], Tensor):
-                    group[name].fill_(own)
+                    group[name].fill_(number)
                 else:
-                    group[name] = tuple(own) if isinstance(own, list) else own
+                    group[name] = tuple(number) if isinstance(number, list) else number
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(json.loads(kept["scheduler"]))
+            self.scheduler.load_state_dict(json.loads(values["scheduler"]))
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def context_of(terms: Terms, number: int, offers: tuple[Offered, ...]) -> bytes:
     """Return the digest of a round's context: the study's terms, the round number, and the participants with their
     keys.
     """
-    return digest("round", terms.digest, number, *(part for own in offers for part in (own.site, own.mask)))
+    return digest("round", terms.digest, number, *(part for offer in offers for part in (offer.site, offer.mask)))
 
 
 def introduced(terms: Terms, site: str, channel: bytes) -> bytes:
@@ -55,10 +55,10 @@ def check_public(site: str, public: bytes) -> None:
 
 
 # ------------------------------------------------------------ encrypted shares, from one site to another
-def lock(secret: bytes, own: Offered, reader: str, content: bytes) -> bytes:
+def lock(secret: bytes, keys: Offered, reader: str, content: bytes) -> bytes:
     """Encrypt key shares for one reader, in a way that also authenticates the sender's key of the round."""
     nonce = token_bytes(NONCE)
-    return nonce + _cipher(secret, own.site, reader).encrypt(nonce, content, _about(own))
+    return nonce + _cipher(secret, keys.site, reader).encrypt(nonce, content, _about(keys))
 
 
 def unlock(secret: bytes, own: Offered, reader: str, box: bytes) -> bytes:
@@ -75,8 +75,8 @@ def _cipher(secret: bytes, sender: str, reader: str) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(derive(secret, "box", sender, reader))
 
 
-def _about(own: Offered) -> bytes:
-    return statement("shares", own.round, own.site, own.mask)
+def _about(keys: Offered) -> bytes:
+    return statement("shares", keys.round, keys.site, keys.mask)
 
 
 # ------------------------------------------------------------ masks

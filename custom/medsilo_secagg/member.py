@@ -131,7 +131,7 @@ class Member:
         )
 
     def meet(self, assembly: letters.Roster) -> None:
-        if tuple(own.site for own in assembly.introductions) != self.terms.sites:
+        if tuple(introduction.site for introduction in assembly.introductions) != self.terms.sites:
             raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
         for own in assembly.introductions:
             if own.site != self.site:
@@ -190,9 +190,9 @@ class Member:
         context = masks.context_of(self.terms, key_shares.round, key_shares.offers)
         mine = self.terms.place(self.site)
         pairs = {
-            self.terms.place(own.site): masks.agree(turn.mask, own.site, own.mask)
-            for own in key_shares.offers
-            if own.site != self.site
+            self.terms.place(offer.site): masks.agree(turn.mask, offer.site, offer.mask)
+            for offer in key_shares.offers
+            if offer.site != self.site
         }
         sealed = {}
         for block in blocks:
@@ -213,7 +213,7 @@ class Member:
         """Check the server's message with keys and shares for a round, and return this site's secrets together with the
         shares of other sites' secrets.
         """
-        turn, names = self._kept.turn, tuple(own.site for own in key_shares.offers)
+        turn, names = self._kept.turn, tuple(offer.site for offer in key_shares.offers)
         if turn is None or turn.offers or turn.offer not in key_shares.offers or turn.offer.round != key_shares.round:
             raise Refused(
                 f"the server: it begins round {key_shares.round} without this site's latest keys, or asks for a second "

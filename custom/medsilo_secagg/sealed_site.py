@@ -62,10 +62,10 @@ class SealedSite(UpdateCodec):
         }
 
     # ------------------------------------------------------------------ messages
-    def letter(self, asked: Request) -> dict[str, Any]:
-        told = ServerMessage.read(SERVER_SAYS, asked.secagg)
-        if asked.task == "agree":
-            seat = self._agreeing(needed(SERVER_SAYS, told.agreement), asked.study)
+    def letter(self, request: Request) -> dict[str, Any]:
+        told = ServerMessage.read(SERVER_SAYS, request.secagg)
+        if request.task == "agree":
+            seat = self._agreeing(needed(SERVER_SAYS, told.agreement), request.study)
             if told.assembly:
                 seat.member.meet(told.assembly)
                 answer = SiteMessage()
@@ -73,9 +73,9 @@ class SealedSite(UpdateCodec):
                 answer = SiteMessage(introduction=seat.member.introduction())
         else:
             seat = self._current(told)
-            if asked.task == "offer":
-                opened = seat.member.opened.get(asked.round, ())
-                answer = SiteMessage(offer=seat.member.offer(asked.round), opened=opened)
+            if request.task == "offer":
+                opened = seat.member.opened.get(request.round, ())
+                answer = SiteMessage(offer=seat.member.offer(request.round), opened=opened)
             else:
                 answer = SiteMessage(reveal=seat.member.unmask(needed(SERVER_SAYS, told.request)))
         self._keep(seat)
@@ -91,20 +91,20 @@ class SealedSite(UpdateCodec):
         return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
 
     # ------------------------------------------------------------------ a round
-    def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
+    def check(self, request: Request, phase: Phase, modules: Modules) -> None:
         """Raise Refused if a number that the site would send is out of range. The numbers are checked before any state
         is saved.
         """
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
-        seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
+        seat = self._current(ServerMessage.read(SERVER_SAYS, request.secagg))
         for name, own in seat.blocks.of(phase, self._layout).items():
             for tensor in groups[name].keys() & set(own.block.flat.names):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
-    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
+    def seal(self, request: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Mask the groups of tensors that the site sends, except for groups without secure aggregation."""
-        told = ServerMessage.read(SERVER_SAYS, asked.secagg)
+        told = ServerMessage.read(SERVER_SAYS, request.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)
         if not sealed:
@@ -134,21 +134,21 @@ class SealedSite(UpdateCodec):
         self._keep(seat)
         return words
 
-    def _entered(self, own: SealedGroup, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def _entered(self, group: SealedGroup, tensors: Tensors) -> dict[str, torch.Tensor]:
         floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if isinstance(own.form, MeanForm) and own.form.enter:
-            floats = dict(own.form.enter(floats, self._arrived[own.name]))
+        if isinstance(group.form, MeanForm) and group.form.enter:
+            floats = dict(group.form.enter(floats, self._arrived[group.name]))
         return floats
 
     # ------------------------------------------------------------------ received groups
-    def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
+    def open(self, request: Request, groups: Groups, modules: Modules) -> Groups:
         """Replace each received mean of a group by this site's own tensors, which are first moved towards the mean."""
-        means = ServerMessage.read(SERVER_SAYS, asked.secagg).means
-        if not means.keys() <= groups.keys() or any(own.round > asked.round for own in means.values()):
+        means = ServerMessage.read(SERVER_SAYS, request.secagg).means
+        if not means.keys() <= groups.keys() or any(mean.round > request.round for mean in means.values()):
             raise Refused("the server: it names means that it does not send, or that belong to a later round")
         self._arrived = {
-            name: self._pulled(name, means[name], own, modules) if name in means else own
-            for name, own in groups.items()
+            name: self._pulled(name, means[name], group, modules) if name in means else group
+            for name, group in groups.items()
         }
         return self._arrived
 
@@ -170,9 +170,9 @@ class SealedSite(UpdateCodec):
         return {**mine, **pulled}
 
     # ------------------------------------------------------------------ saved state
-    def _current(self, told: ServerMessage) -> _Seat:
+    def _current(self, message: ServerMessage) -> _Seat:
         seat = self._seat()
-        if seat is None or seat.agreement.mark != told.current:
+        if seat is None or seat.agreement.mark != message.current:
             raise Refused("this site lacks the keys of the server's round; stop the study and resume it")
         return seat
 

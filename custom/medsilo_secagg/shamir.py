@@ -27,10 +27,10 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     return [_value(coefficients, place).to_bytes(SHARE, "big") for place in range(1, count + 1)]
 
 
-def _value(coefficients: Sequence[int], place: int) -> int:
+def _value(coefficients: Sequence[int], x: int) -> int:
     value = 0
     for coefficient in reversed(coefficients):
-        value = (value * place + coefficient) % PRIME
+        value = (value * x + coefficient) % PRIME
     return value
 
 
@@ -40,12 +40,12 @@ def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
     points, each multiplied by the point's coefficient.
     """
     factors = []
-    for own in places:
+    for place in places:
         above = below = 1
         for other in places:
-            if other != own:
+            if other != place:
                 above = above * -other % PRIME
-                below = below * (own - other) % PRIME
+                below = below * (place - other) % PRIME
         factors.append(above * pow(below, -1, PRIME) % PRIME)
     return tuple(factors)
 

@@ -184,14 +184,14 @@ class _Rows(TableReader):
         self.known: dict[str, dict[str, int]] = {name: {} for name in self.texts}
         self.codes = {name: array("i") for name in self.texts}
 
-    def add(self, place: str, cells: Sequence[str]) -> None:
+    def add(self, where: str, cells: Sequence[str]) -> None:
         places = self.columns
         try:
             self.values.extend([self._number(cells[places[name]]) for name in self.numbers])
             if self.time:
                 self.times.append(self._time(cells[places[self.time]]))
         except (ValueError, OverflowError):
-            self.wrong.append(place)
+            self.wrong.append(where)
         for name in self.texts:
             known = self.known[name]
             self.codes[name].append(known.setdefault(cells[places[name]].strip()[: TableReader.LONGEST], len(known)))
@@ -220,22 +220,22 @@ class _Rows(TableReader):
             return (known if known.tzinfo else known.replace(tzinfo=UTC)).timestamp()
 
 
-def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
+def _timed(recording: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
     """Add times to a recording, and mark each row that follows a gap. Of the possible units of time, the unit is chosen
     that agrees best with the sampling rate.
     """
     if not np.isfinite(times).all():
         raise DataError("recordings have rows without a time; fill in the times")
     between = np.diff(times)
-    inside = ~found.begins[1:]
+    inside = ~recording.begins[1:]
     if (between[inside] <= 0).any():
         raise DataError("recordings have times that repeat or go back; sort them by time, each row once")
     if not inside.any():
-        return replace(found, seconds=times - times[0])
+        return replace(recording, seconds=times - times[0])
     usual = float(np.median(between[inside]))
     times = times * min(units, key=lambda unit: abs(math.log(usual * unit * rate)))
     between, usual = np.diff(times), float(np.median(np.diff(times)[inside]))
     regular = inside & (between >= FEWEST[0] * usual) & (between <= FEWEST[1] * usual)
     gaps = np.concatenate([[False], inside & ~regular])
     rate = float(regular.sum() / between[regular].sum())
-    return replace(found, begins=found.begins | gaps, seconds=times - times[0], rate=rate, gaps=gaps)
+    return replace(recording, begins=recording.begins | gaps, seconds=times - times[0], rate=rate, gaps=gaps)

@@ -115,7 +115,7 @@ class SeriesFolder(OwnFolder, Standardised):
         """The smallest and the largest value that each signal can have. The keys are the signals' names in the order of
         the plan.
         """
-        return {one.name: (one.low, one.high) for one in self.signals}
+        return {signal.name: (signal.low, signal.high) for signal in self.signals}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ class SeriesFolder(OwnFolder, Standardised):
         """Return the offset and the divisor that standardise each signal over the given batches of windows."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
-            means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
+            means = torch.tensor([float(signal.mean or 0) for signal in self.signals], dtype=torch.float64)
             deviations = torch.tensor([float(one.deviation or 1) for one in self.signals], dtype=torch.float64)
         elif self.standardise == "site":
             means, deviations = _spread(blocks, self.channels)
@@ -210,7 +210,7 @@ class SeriesFolder(OwnFolder, Standardised):
             own = recording.patients.rows == recording.patients.names.index(patient)
         told = recording.labels
         values = [known.get(TableReader.level(name)) for name in told.names] if told else [label]
-        usable = [own is not None for own in values]
+        usable = [value is not None for value in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
             raise DataError(

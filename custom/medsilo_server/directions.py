@@ -62,23 +62,23 @@ class Sketcher:
             begin = int(torch.randint(0, size - length + 1, (), generator=draw))
             self.stretches.append(slice(begin, begin + length))
 
-    def measure(self, sent: Tensors, given: Tensors) -> Direction:
+    def measure(self, sent: Tensors, tensors: Tensors) -> Direction:
         """Return the norm and the direction of an update. The norm is finite if and only if all values are finite.
 
         Args:
             sent: The tensors that the site sent.
-            given: The tensors that the site had received.
+            tensors: The tensors that the site had received.
         """
-        direction = self._measure(sent, given, torch.float32)
+        direction = self._measure(sent, tensors, torch.float32)
         # the squares of finite values may overflow in single precision, so the norm is computed again in double
         # precision
-        return direction if math.isfinite(direction.norm) else self._measure(sent, given, torch.float64)
+        return direction if math.isfinite(direction.norm) else self._measure(sent, tensors, torch.float64)
 
-    def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype) -> Direction:
+    def _measure(self, sent: Tensors, tensors: Tensors, dtype: torch.dtype) -> Direction:
         norms: list[Tensor] = []
         stream, end = torch.zeros(SAMPLED, dtype=dtype), 0
         for (name, first), stretch in zip(self.pieces, self.stretches, strict=True):
-            there, here = (own[name].flatten()[first : first + PIECE].to(dtype) for own in (sent, given))
+            there, here = (own[name].flatten()[first : first + PIECE].to(dtype) for own in (sent, tensors))
             parts = zip(there.split(SERIAL), here.split(SERIAL), strict=True)
             norms += (torch.linalg.vector_norm(part - before) for part, before in parts)
             sketched = there[stretch] - here[stretch]
@@ -96,7 +96,11 @@ def standings(directions: Mapping[str, Direction]) -> dict[str, SentUpdate]:
     Each update is normalised before the mean is computed, so that neither a long update nor a large site dominates the
     mean.
     """
-    known = {site: own.sketch.double() for site, own in sorted(directions.items()) if own.sketch is not None}
+    known = {
+        site: direction.sketch.double()
+        for site, direction in sorted(directions.items())
+        if direction.sketch is not None
+    }
     found = {site: SentUpdate(norm=min(rounded(own.norm), LARGEST)) for site, own in directions.items()}
     if len(known) < 2:
         return found
@@ -173,17 +177,19 @@ class RoundDirections:
         """
         return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 
-    def measure(self, groups: Groups, given: Callable[[str], Tensors]) -> dict[str, Direction]:
+    def measure(self, groups: Groups, tensors_of: Callable[[str], Tensors]) -> dict[str, Direction]:
         """Return the direction of a site's update, for each group.
 
         A group's norm is finite if and only if all trained weights of the group are finite.
 
         Args:
-            given: Returns the tensors of a group that the site had received.
+            tensors_of: Returns the tensors of a group that the site had received.
         """
-        found = {group: own.measure(groups[group], given(group)) for group, own in self._sketchers.items()}
+        found = {
+            group: sketcher.measure(groups[group], tensors_of(group)) for group, sketcher in self._sketchers.items()
+        }
         for group in self._from_start & found.keys():
-            found[group] = replace(found[group], start=length_of(given(group), self.names[group]))
+            found[group] = replace(found[group], start=length_of(tensors_of(group), self.names[group]))
         return found
 
     def check(self, directions: Mapping[str, Direction]) -> None:
@@ -191,12 +197,12 @@ class RoundDirections:
 
         The limit of an update does not depend on the answers of other sites in the same round.
         """
-        for group, own in directions.items():
-            limit = min(self._limits[group], START * own.start if own.start else math.inf)
-            if math.isfinite(own.norm) and own.norm > limit:
+        for group, direction in directions.items():
+            limit = min(self._limits[group], START * direction.start if direction.start else math.inf)
+            if math.isfinite(direction.norm) and direction.norm > limit:
                 raise Refused(
-                    f"its update of {group} has length {own.norm:.1e}, beyond any honest one ({limit:.1e}): the site "
-                    "lies, or its training diverged (lower the learning rate)"
+                    f"its update of {group} has length {direction.norm:.1e}, beyond any honest one ({limit:.1e}): the "
+                    "site lies, or its training diverged (lower the learning rate)"
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:
@@ -229,7 +235,7 @@ class RoundDirections:
 
 def length_of(tensors: Tensors, names: Collection[str]) -> float:
     squares = [
-        torch.linalg.vector_norm(own.float()).double().square() for name, own in tensors.items() if name in names
+        torch.linalg.vector_norm(tensor.float()).double().square() for name, tensor in tensors.items() if name in names
     ]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 

@@ -82,7 +82,7 @@ class MaskedSums:
         Args:
             among: The sites that may take part. If `among` is empty, all sites may take part.
         """
-        self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
+        self._offers = {site: offer for site, offer in self._offers.items() if site in (among or self.terms.sites)}
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(self._offers[site].offered for site in sorted(self._offers))
         return {

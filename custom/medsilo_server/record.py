@@ -52,19 +52,19 @@ def new_study(plan: "Plan") -> str:
 
 
 @contextmanager
-def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
+def alone(path: Path, text: str, wait: float = 0.0) -> Iterator[None]:
     """Within the context, hold a file lock. If this process ends, the operating system releases the lock.
 
     Args:
         path: The lock file.
-        told: The message of the MedsiloError that is raised if another process holds the lock.
+        text: The message of the MedsiloError that is raised if another process holds the lock.
         wait: The seconds to wait for the lock.
     """
     make_folder(path.parent)
     try:
         held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
     except Timeout as error:
-        raise MedsiloError(told, str(path)) from error
+        raise MedsiloError(text, str(path)) from error
     except OSError:
         held = nullcontext()
     with held:

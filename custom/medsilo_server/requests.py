@@ -254,8 +254,8 @@ class RequestScheduler:
         exchange.bytes_up, exchange.bytes_down = self.turns.bytes_up, self.turns.bytes_down
         return exchange
 
-    def check(self, exchange: Exchange, what: str) -> None:
+    def check(self, exchange: Exchange, subject: str) -> None:
         """Raise ParticipationError if too few sites have answered."""
-        if breach := self.channel.breach(exchange, what):
+        if breach := self.channel.breach(exchange, subject):
             errors = (gone.error for _, gone in sorted(exchange.missing.items()) if gone.error)
             raise ParticipationError(breach) from next(errors, None)

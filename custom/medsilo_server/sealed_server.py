@@ -75,7 +75,7 @@ class SealedServer(RoundAggregation):
             agreement = KeyAgreement(mark=token_hex(16), sites=self.terms.sites, heaviest=heaviest)
             here, assembly = self._agree(agreement)
         self.blocks, self._told = Blocks(self.plan, self.terms, heaviest), ServerMessage(current=agreement.mark)
-        signed = all(own.certificates for own in assembly.introductions)
+        signed = all(introduction.certificates for introduction in assembly.introductions)
         settings = self.plan.secure_aggregation
         self.state.details["secure_aggregation"] = {
             "mode": settings.mode,
@@ -100,8 +100,8 @@ class SealedServer(RoundAggregation):
         here = self._agreed(ServerMessage(agreement=agreement, assembly=assembly), lambda site, said: None)
         return here, assembly if here == list(self.terms.sites) else None
 
-    def _agreed(self, told: ServerMessage, take: Take) -> list[str]:
-        exchange = self._ask("agree", 0, self.terms.sites, told, take)
+    def _agreed(self, message: ServerMessage, take: Take) -> list[str]:
+        exchange = self._ask("agree", 0, self.terms.sites, message, take)
         self.scheduler.check(exchange, "keys of the study")
         return sorted(exchange.replies)
 
@@ -135,7 +135,7 @@ class SealedServer(RoundAggregation):
         self._begin(self.blocks.of(phase, self.layout))
         if not self.groups:
             return absent
-        sums = self._round = MaskedSums(self.terms, number, [own.block for own in self.groups.values()])
+        sums = self._round = MaskedSums(self.terms, number, [group.block for group in self.groups.values()])
         opened: list[tuple[str, ...]] = []
 
         def offered(site: str, said: SiteMessage) -> None:
@@ -184,8 +184,8 @@ class SealedServer(RoundAggregation):
         super().take(site, clear, samples, phase)
         if self._round is not None:
             self._round.add(site, {name: groups[name][WORDS] for name in self.groups})
-        for name, own in self.groups.items():
-            self._beside[name][site] = {key: groups[name][key] for key in own.beside}
+        for name, group in self.groups.items():
+            self._beside[name][site] = {key: groups[name][key] for key in group.beside}
         self._samples[site] = samples
 
     # ------------------------------------------------------------------ end of a round
@@ -196,11 +196,11 @@ class SealedServer(RoundAggregation):
         if self._round is None:
             return
         sites, sums = self._open_sums(self._round, number)
-        for name, own in self.groups.items():
-            if isinstance(own.form, MeanForm):
-                self._hand_over(own, own.block.read(sums[name], sum(self._weights(own, sites).values())), sites)
+        for name, group in self.groups.items():
+            if isinstance(group.form, MeanForm):
+                self._hand_over(group, group.block.read(sums[name], sum(self._weights(group, sites).values())), sites)
             else:  # the stored mean goes to all sites, including sites that missed the round
-                mean = own.block.read(sums[name], len(sites), len(sites))
+                mean = group.block.read(sums[name], len(sites), len(sites))
                 self.store.keep(name, mean, MaskedMessage(round=number, sites=len(sites)))
 
     def _open_sums(self, sums: MaskedSums, number: int) -> tuple[tuple[str, ...], dict[str, Words]]:
@@ -221,20 +221,20 @@ class SealedServer(RoundAggregation):
             reasons = sorted({gone.text for gone in missing.values()})
             raise ParticipationError("; ".join([str(error), *reasons])) from error
 
-    def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
-        return {site: own.weight(self._samples[site]) for site in sites}
+    def _weights(self, group: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
+        return {site: group.weight(self._samples[site]) for site in sites}
 
-    def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
+    def _hand_over(self, group: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
         """Pass a mean to the group's aggregator, together with the integer tensors of the first site."""
-        tensors = {**mean, **self._beside[own.name][min(sites)]}
-        tensors = {name: tensors[name] for name in own.like}
-        assert isinstance(own.form, MeanForm)
-        if own.form.enter is None:
-            ranges = {own.name: own.group.ranges(self.layout, self.plan.task)}
-            check_numbers({own.name: tensors}, [own.group], ranges, {})
-        aggregator = self.aggregators[own.name]
+        tensors = {**mean, **self._beside[group.name][min(sites)]}
+        tensors = {name: tensors[name] for name in group.like}
+        assert isinstance(group.form, MeanForm)
+        if group.form.enter is None:
+            ranges = {group.name: group.group.ranges(self.layout, self.plan.task)}
+            check_numbers({group.name: tensors}, [group.group], ranges, {})
+        aggregator = self.aggregators[group.name]
         assert isinstance(aggregator, WeightedMean)
-        aggregator.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+        aggregator.take_mean(tensors, {site: float(w) for site, w in self._weights(group, sites).items()})
 
 
 class SealedStore(Store):
@@ -265,5 +265,5 @@ class SealedStore(Store):
         self._kept = {}
         for group, told in facts.get("sealed", {}).items():
             prefix = f"{PREFIX}/{group}/"
-            mean = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
+            mean = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             self.keep(group, mean, MaskedMessage.read("the checkpoint", told))

@@ -178,7 +178,9 @@ class ServerState:
             return self.aggregators[group].current(site if personal[group] else self.sites[0])
 
         directions = self.directions.measure(groups, given)
-        finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
+        finite = {
+            group: self.directions.names[group] for group, direction in directions.items() if isfinite(direction.norm)
+        }
         check_numbers(groups, phase.sent, self.ranges, finite)
         self.directions.check(directions)
         for group in phase.sent:  # the order of groups is the order in which the method declares the groups

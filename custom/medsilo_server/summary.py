@@ -114,8 +114,8 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
     }
 
 
-def _scored(told: Iterable[tuple[SiteResult, float | None]]) -> list[tuple[float, float]]:
-    return [(score, own.test["cases"] or 0) for own, score in told if own.test and score is not None]
+def _scored(results: Iterable[tuple[SiteResult, float | None]]) -> list[tuple[float, float]]:
+    return [(score, own.test["cases"] or 0) for own, score in results if own.test and score is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -169,7 +169,7 @@ def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readi
 
 def tested_as(
     task: Task,
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
     cases: int | None,
     threshold: float | None,
     step: float = 0.0,
@@ -183,15 +183,15 @@ def tested_as(
         step: The site's rounding step for its score, or 0 if the site does not round.
         counted: The number of patients if the site rounds its score, and otherwise the number of cases.
     """
-    counts: Counts = told["counts"]
+    counts: Counts = facts["counts"]
     known, of_classes = counts_of(task, dict(counts), threshold), task.goal.classifies
     return {
-        "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
+        "test": {task.goal.metric: facts["test"], "loss": facts["test_loss"], "cases": cases},
         "figures": task.goal.figures(known),
         "figure_ranges": dict(_ranges(task, counts, counted or cases, step)) if step and cases else {},
         "suppressed": sorted(task.goal.layout.keys() - counts.keys()),
         "decisions": of_classes.decisions(known, threshold) if of_classes and CONFUSION in known else None,
-        "subgroups": [SubgroupResult(**dict(one)) for one in told.get("subgroups", ())],
+        "subgroups": [SubgroupResult(**dict(one)) for one in facts.get("subgroups", ())],
     }
 
 

@@ -113,9 +113,9 @@ class FedALA(MeanOfOwn):
 class Mixture:
     """Computes θ + (w̄ − θ) ⊙ W with the current W, for the tensors to which W applies."""
 
-    def __init__(self, own: nn.Module, mean: nn.Module, names: Sequence[str], weights: Sequence[Tensor]) -> None:
+    def __init__(self, module: nn.Module, mean: nn.Module, names: Sequence[str], weights: Sequence[Tensor]) -> None:
         self.mean, self.weights = mean, dict(zip(names, weights, strict=True))
-        self.start = {name: own.get_parameter(name).detach().clone() for name in names}
+        self.start = {name: module.get_parameter(name).detach().clone() for name in names}
         self.way = {name: mean.get_parameter(name) - self.start[name] for name in names}
 
     def __call__(self) -> dict[str, Tensor]:

@@ -101,10 +101,10 @@ class FedCE(WeighingMethod):
         return dict(zip(sites, shares, strict=True))
 
 
-def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
+def without(model: nn.Module, module: nn.Module, share: float) -> nn.Module:
     """Return (θ − a_k θ_k) / (1 − a_k), the mean model without site k. Integer tensors are copied from θ."""
     rest = deepcopy(model)
-    theirs = own.state_dict()
+    theirs = module.state_dict()
     with torch.no_grad():
         for name, tensor in rest.state_dict().items():
             if tensor.is_floating_point():

@@ -230,10 +230,10 @@ class FedMAP(WeighingMethod):
         held.put(prior.state_dict())
         return shares
 
-    def _prior_of(self, sizes: Mapping[str, int], given: Tensors) -> Prior:
+    def _prior_of(self, sizes: Mapping[str, int], tensors: Tensors) -> Prior:
         with torch.device("meta"):  # on the meta device, no memory is allocated and no random weights are made
             prior = Prior(sizes, self.hidden, self.alpha, self.epsilon)
-        own = {name: tensor.to(torch.float32, copy=True) for name, tensor in given.items()}
+        own = {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}
         prior.load_state_dict(own, assign=True)
         return prior
 
@@ -277,7 +277,7 @@ def learn(prior: Prior, sites: Iterable[tuple[float, Mapping[str, Tensor]]], mu:
         step: The learning rate η.
     """
     weights = [own.requires_grad_() for own in prior.parameters()]
-    slopes, total = [torch.zeros_like(own) for own in weights], 0.0
+    slopes, total = [torch.zeros_like(weight) for weight in weights], 0.0
     with torch.enable_grad():
         for share, theta in sites:
             value = share * prior({name: theta[name].float() for name in prior.names}, mu)

@@ -65,11 +65,11 @@ class ChannelNorm(nn.Module):
         # a seed; together with the content of an image, the seed determines the hospital that is chosen for the image
         self._number: int | None = None
 
-    def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
+    def _apply(self, *args: Any, **named: Any) -> "ChannelNorm":
         """Move all tensors except `_known` to a device; `_known` is read in every batch. On the CPU, `_known` can be
         read without synchronisation with the GPU.
         """
-        super()._apply(*given, **named)
+        super()._apply(*args, **named)
         if self.mean.device.type == "cuda":
             self.measured = self.measured.cpu()
         return self
@@ -126,11 +126,11 @@ class ChannelNorm(nn.Module):
         self.measured.fill_(True)
 
     @torch.no_grad()
-    def show(self, place: int) -> None:
+    def show(self, index: int) -> None:
         """Write the hospital's statistics into its row of the tables, and zeros into the other rows."""
         for table, own in ((self.present, 1.0), (self.means, self.mean), (self.deviations, self.deviation)):
             table.zero_()
-            table[place] = own
+            table[index] = own
 
     @torch.no_grad()
     def share_out(self) -> None:

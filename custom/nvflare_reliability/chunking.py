@@ -133,10 +133,10 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
             parts.setdefault((name, mark[-1]), {})[mark[0]] = piece
         else:
             tensors[name] = piece
-    for (name, shape), own in parts.items():
+    for (name, shape), part in parts.items():
         try:
             sizes = [int(size) for size in shape.split(",") if size]
-            whole = join([own[str(number)] for number in range(len(own))])
+            whole = join([part[str(number)] for number in range(len(part))])
             if name in tensors or min(sizes, default=0) < 0 or len(sizes) > MOST_AXES:
                 raise ValueError(name)
             tensors[name] = whole.reshape(sizes)
@@ -420,8 +420,8 @@ class Pace:
         """Return the number of seconds between a piece's request and the time at which the piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
-    def on_reply(self, asked: float) -> None:
-        self.came, self.last = max(self.came, asked), monotonic()
+    def on_reply(self, requested_at: float) -> None:
+        self.came, self.last = max(self.came, requested_at), monotonic()
 
     def took(self, seconds: float) -> None:
         self.smooth, self.varies = self.smooth or seconds, self.varies or seconds / 2
@@ -550,44 +550,44 @@ class RetryingRequests:
         ended, self.fetchers = self.fetchers, ThreadPoolExecutor(256, "pieces")
         ended.shutdown(wait=False)
 
-    def request(self, *given: Any, **asked: Any) -> Message:
+    def request(self, *args: Any, **kwargs: Any) -> Message:
         """Send a request, and return the reply; this method replaces the method `send_request` of the cell."""
-        if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
-            return self._fetch(**asked)
-        if asked.get("topic") == ServerCommandNames.GET_TASK:
-            with self.waits.of(asked["request"], lambda: False):
-                return self.send(*given, **asked | {"timeout": 2 * self.patience.again})
-        if asked.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
+        if kwargs.get("channel") == OBJ_DOWNLOADER_CHANNEL:
+            return self._fetch(**kwargs)
+        if kwargs.get("topic") == ServerCommandNames.GET_TASK:
+            with self.waits.of(kwargs["request"], lambda: False):
+                return self.send(*args, **kwargs | {"timeout": 2 * self.patience.again})
+        if kwargs.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
             began = monotonic()
             may_come = self._is_being_fetched
             if not self.sees_fetching:
-                may_come = _Unanswered(partial(self._is_being_read, str(asked["target"])), asked["timeout"]).may_come
-            asked |= {"timeout": self.patience.again, "progress_wait_cb": may_come}
-            with self.waits.of(asked["request"], lambda: FETCHING.last > began):
-                return self.send(*given, **asked)
-        return self.send(*given, **asked)
+                may_come = _Unanswered(partial(self._is_being_read, str(kwargs["target"])), kwargs["timeout"]).may_come
+            kwargs |= {"timeout": self.patience.again, "progress_wait_cb": may_come}
+            with self.waits.of(kwargs["request"], lambda: FETCHING.last > began):
+                return self.send(*args, **kwargs)
+        return self.send(*args, **kwargs)
 
-    def _fetch(self, request: Message, **asked: Any) -> Message:
+    def _fetch(self, request: Message, **kwargs: Any) -> Message:
         """Return the reply to a request for a piece of a tensor, and request the following pieces in advance."""
         piece = AskedPiece(request)
         own = ON_THEIR_WAY.get(piece.tensors)
         if own is None:  # the other process does not use this module to split tensors into pieces
-            return self._patiently(_OnTheirWay(), request=request, **asked)
+            return self._patiently(_OnTheirWay(), request=request, **kwargs)
         coming, together = own.coming.pop(piece.number, (None, 1))
-        source = str(asked["target"])
+        source = str(kwargs["target"])
         if not coming and piece.number == own.there and source not in self.informed:
             self.informed.add(source)
-            Thread(target=self._tell_end, args=(piece, request), kwargs=asked, daemon=True).start()
+            Thread(target=self._tell_end, args=(piece, request), kwargs=kwargs, daemon=True).start()
             return no_more()
         if piece.number == 0:
-            self._ask_ahead(own, piece, 1, 2, asked)
-        reply = coming.result() if coming else self._patiently(own, request=request, **asked)
+            self._ask_ahead(own, piece, 1, 2, kwargs)
+        reply = coming.result() if coming else self._patiently(own, request=request, **kwargs)
         after, there = piece.number + together, pieces_in(reply)
         own.there = there if after >= there > 0 else None
-        self._ask_ahead(own, piece, after, there, asked)
+        self._ask_ahead(own, piece, after, there, kwargs)
         return reply
 
-    def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
+    def _tell_end(self, piece: AskedPiece, request: Message, **kwargs: Any) -> None:
         """Report to the sender of the tensors that all pieces have arrived. This method runs in a separate thread.
 
         The sender keeps the tensors until it receives the report that all pieces have arrived, because the sender may
@@ -595,9 +595,9 @@ class RetryingRequests:
         """
         try:
             with suppress(RuntimeError):
-                piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **asked), asked["target"])
+                piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **kwargs), kwargs["target"])
         finally:
-            self.informed.discard(str(asked["target"]))
+            self.informed.discard(str(kwargs["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
         """Request the next pieces in advance; on a faster connection, request more pieces."""
@@ -605,10 +605,10 @@ class RetryingRequests:
             asking = {**asked, "request": piece.other(number, together)}
             own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together
 
-    def _patiently(self, own: _OnTheirWay, pieces: int = 1, **asked: Any) -> Message:
+    def _patiently(self, own: _OnTheirWay, pieces: int = 1, **kwargs: Any) -> Message:
         """Repeat a request for pieces of a tensor until the pieces arrive or the time limit is over."""
-        line = self.lines[str(asked.get("target"))]
-        wanted = _Wanted(own, line, self.patience, self.cell, self.send, asked, pieces)
+        line = self.lines[str(kwargs.get("target"))]
+        wanted = _Wanted(own, line, self.patience, self.cell, self.send, kwargs, pieces)
         line.due.append(wanted)
         try:
             return wanted.come()

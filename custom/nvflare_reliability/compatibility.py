@@ -29,7 +29,7 @@ Part = TypeVar("Part", bound=Callable[..., Any])
 
 
 def made_for(
-    *places: str, begins: str = "__init__", merged: Callable[[], bool] | None = None, whole: bool = True
+    *names: str, begins: str = "__init__", merged: Callable[[], bool] | None = None, whole: bool = True
 ) -> Callable[[Part], Part]:
     """Record the NVFlare functions on which a patch depends.
 
@@ -45,7 +45,7 @@ def made_for(
 
     def marked(part: Part) -> Part:
         name = part.__name__
-        PLACES[name] = places
+        PLACES[name] = names
         if merged:
             TRIED[name] = merged
         if not isinstance(part, type):
@@ -58,9 +58,9 @@ def made_for(
 
 def _saying(part: str, function: Part) -> Part:
     @wraps(function)
-    def checked(*given: Any, **more: Any) -> Any:
+    def checked(*args: Any, **more: Any) -> Any:
         say_if_changed(part)
-        return function(*given, **more)
+        return function(*args, **more)
 
     return checked  # type: ignore[return-value]
 
@@ -69,8 +69,8 @@ def _unless(part: str, function: Part) -> Part:
     own = _saying(part, function)
 
     @wraps(function)
-    def checked(*given: Any, **more: Any) -> Any:
-        return None if is_merged(part) else own(*given, **more)
+    def checked(*args: Any, **more: Any) -> Any:
+        return None if is_merged(part) else own(*args, **more)
 
     return checked  # type: ignore[return-value]
 
@@ -104,9 +104,9 @@ def changed(part: str) -> list[str]:
     return [place for place in PLACES[part] if hash_of(place) not in known.get(place, {}).values()]
 
 
-def hash_of(place: str) -> str:
+def hash_of(target: str) -> str:
     """Return a hash of a function's code without the comments; if the function does not exist, return an empty text."""
-    module, _, names = place.partition(":")
+    module, _, names = target.partition(":")
     try:
         found: Any = import_module(module)
         for name in names.split("."):

@@ -240,7 +240,7 @@ class Strangers:
         with self.lock:
             self._forget(line)
 
-    def say(self, address: str, what: str) -> None:
+    def say(self, address: str, message: str) -> None:
         """Log a problem with an address, unless a problem with this address was logged recently."""
         now = monotonic()
         with self.lock:
@@ -249,7 +249,7 @@ class Strangers:
             if new:
                 self.said[address] = now
         if new:
-            LOG.warning("%s %s", address, what)
+            LOG.warning("%s %s", address, message)
 
 
 def closes_lost() -> bool:
@@ -387,13 +387,13 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
     """
     own, own_many = cell.send_request, cell.broadcast_multi_requests
 
-    def request(*given: Any, **asked: Any) -> Message:
-        asked["optional"] = asked.get("optional", False) or asked.get("topic") in topics
-        return own(*given, **asked)
+    def request(*args: Any, **kwargs: Any) -> Message:
+        kwargs["optional"] = kwargs.get("optional", False) or kwargs.get("topic") in topics
+        return own(*args, **kwargs)
 
-    def requests(targets: dict, *given: Any, **asked: Any) -> dict:
-        asked["optional"] = asked.get("optional", False) or all(one.topic in topics for one in targets.values())
-        return own_many(targets, *given, **asked)
+    def requests(targets: dict, *args: Any, **kwargs: Any) -> dict:
+        kwargs["optional"] = kwargs.get("optional", False) or all(target.topic in topics for target in targets.values())
+        return own_many(targets, *args, **kwargs)
 
     cell.send_request, cell.broadcast_multi_requests = request, requests
 
@@ -416,9 +416,9 @@ def wait_for_deployment(cell: Cell) -> None:
     """
     own = cell.broadcast_multi_requests
 
-    def requests(targets: dict, timeout: float, *given: Any, **asked: Any) -> dict:
-        deploys = any(_is_deployment(one.message) for one in targets.values())
-        return own(targets, max(timeout, DEPLOYING) if deploys else timeout, *given, **asked)
+    def requests(targets: dict, timeout: float, *args: Any, **kwargs: Any) -> dict:
+        deploys = any(_is_deployment(target.message) for target in targets.values())
+        return own(targets, max(timeout, DEPLOYING) if deploys else timeout, *args, **kwargs)
 
     cell.broadcast_multi_requests = requests
 
@@ -483,10 +483,10 @@ def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable
     cell = engine.get_cell()
     own = cell.send_request
 
-    def request(*given: Any, **asked: Any) -> Message:
-        reply = own(*given, **asked)
+    def request(*args: Any, **kwargs: Any) -> Message:
+        reply = own(*args, **kwargs)
         code = reply.get_header(MessageHeaderKey.RETURN_CODE)
-        beats = asked.get("topic") == CellChannelTopic.HEART_BEAT
+        beats = kwargs.get("topic") == CellChannelTopic.HEART_BEAT
         if beats and code == CellCode.OK:
             answered(reply.get_header(TOLD))
         elif beats and code == CellCode.UNAUTHENTICATED and DISABLED in str(reply.get_header(MessageHeaderKey.ERROR)):
@@ -512,12 +512,12 @@ def beat_when_connected(engine: Any) -> None:
     cell, last = engine.get_cell(), dict[str, Any]()
     own = cell.send_request
 
-    def request(*given: Any, **asked: Any) -> Message:
-        if asked.get("topic") == CellChannelTopic.HEART_BEAT:
-            sent = asked["request"]
+    def request(*args: Any, **kwargs: Any) -> Message:
+        if kwargs.get("topic") == CellChannelTopic.HEART_BEAT:
+            sent = kwargs["request"]
             # the message is copied before NVFlare encodes it, so that the copy can be sent again
-            last.update(asked, request=new_cell_message(dict(sent.headers), sent.payload))
-        return own(*given, **asked)
+            last.update(kwargs, request=new_cell_message(dict(sent.headers), sent.payload))
+        return own(*args, **kwargs)
 
     def beat() -> None:
         headers = {**last["request"].headers, CellMessageHeaderKeys.JOB_IDS: engine.get_all_job_ids()}
@@ -546,9 +546,9 @@ def tell_with_heartbeats(server: Any, text: Callable[[], str]) -> None:
     """
     own = server._generate_reply
 
-    def reply(headers: dict[str, Any], *given: Any, **more: Any) -> Message:
+    def reply(headers: dict[str, Any], *args: Any, **more: Any) -> Message:
         told = text()
-        return own({**headers, TOLD: told} if told else headers, *given, **more)
+        return own({**headers, TOLD: told} if told else headers, *args, **more)
 
     server._generate_reply = reply
 
@@ -580,11 +580,11 @@ def say_why(engine: Any, reason: Callable[[str], str]) -> None:
     cell = engine.get_cell()
     own = cell.send_request
 
-    def request(*given: Any, **asked: Any) -> Message:
-        told = asked["request"].payload if asked.get("topic") == CellChannelTopic.REPORT_JOB_FAILURE else None
+    def request(*args: Any, **kwargs: Any) -> Message:
+        told = kwargs["request"].payload if kwargs.get("topic") == CellChannelTopic.REPORT_JOB_FAILURE else None
         if isinstance(told, dict) and told.get(JobFailureMsgKey.CODE) in DEATHS:
             told[JobFailureMsgKey.REASON] = reason(str(told[JobFailureMsgKey.JOB_ID])) or told[JobFailureMsgKey.REASON]
-        return own(*given, **asked)
+        return own(*args, **kwargs)
 
     cell.send_request = request
 

@@ -464,10 +464,10 @@ def reply_once(cell: Cell, to: tuple[str, str]) -> None:
     """
     own = cell.send_blob
 
-    def send(channel: str, topic: str, *given: Any, **asked: Any) -> StreamFuture:
+    def send(channel: str, topic: str, *args: Any, **kwargs: Any) -> StreamFuture:
         if (channel, topic) == (CellChannel.RETURN_ONLY, ":".join(to)):
-            asked["reliable"] = False
-        return own(channel, topic, *given, **asked)
+            kwargs["reliable"] = False
+        return own(channel, topic, *args, **kwargs)
 
     cell.send_blob = send
 
@@ -661,9 +661,9 @@ class _Lossy:
     def close(self) -> None:
         self._do(self.file.close)
 
-    def _do(self, what: Callable[..., Any], *given: str) -> None:
+    def _do(self, action: Callable[..., Any], *args: str) -> None:
         try:
-            what(*given)
+            action(*args)
         except OSError as error:
             if not self.fails:
                 LOG.warning("the job's audit can't be written (%s)", type(error).__name__)
@@ -671,7 +671,7 @@ class _Lossy:
         else:
             # A written line stays in memory until the next flush, so only a successful flush shows that the disk has
             # space again.
-            self.fails = self.fails and what != self.file.flush
+            self.fails = self.fails and action != self.file.flush
 
 
 class _Full:

@@ -73,9 +73,9 @@ def signed_list(
     builder = x509.CertificateRevocationListBuilder(root.subject, now, root.not_valid_after_utc)
     builder = builder.add_extension(x509.CRLNumber(number_of(before) + 1 if before else 1), critical=False)
     known = {one.serial_number: one for one in before or []}
-    for own in certificates:
-        made = x509.RevokedCertificateBuilder(own.serial_number, now).build()
-        known.setdefault(own.serial_number, made)
+    for certificate in certificates:
+        made = x509.RevokedCertificateBuilder(certificate.serial_number, now).build()
+        known.setdefault(certificate.serial_number, made)
     for _, one in sorted(known.items()):
         builder = builder.add_revoked_certificate(one)
     return sign(builder)

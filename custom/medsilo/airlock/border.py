@@ -47,8 +47,8 @@ class HeldBack(Refused):
     quotes the script.
     """
 
-    def __init__(self, what: str, private: str = "") -> None:
-        super().__init__(f"{HELD}: {what}", private)
+    def __init__(self, subject: str, private: str = "") -> None:
+        super().__init__(f"{HELD}: {subject}", private)
 
 
 class Border:
@@ -59,68 +59,72 @@ class Border:
         self.acceptance = Acceptance(context.plan, context.study, context.trainers, context.sites)
 
     # ------------------------------------------------------------------ forms of tensors
-    def check_forms(self, asked: Request, forms: list[Form]) -> None:
+    def check_forms(self, request: Request, forms: list[Form]) -> None:
         """Raise HeldBack unless the script sends exactly the tensors, shapes and types that follow from the plan."""
         try:
-            same_forms(forms, self._expected(asked))
+            same_forms(forms, self._expected(request))
         except Refused as error:
             raise HeldBack("its tensors are not those that the plan sends", str(error)) from error
 
-    def _expected(self, asked: Request) -> Groups:
-        if asked.task != "round":
+    def _expected(self, request: Request) -> Groups:
+        if request.task != "round":
             return {}
-        phase, context, precision = self.plan.course.phase_of(asked.round), self.context, self.plan.transport.precision
-        if not phase.trains_at(context.site, asked.round, context.trainers, self.plan.seed):
+        phase, context, precision = (
+            self.plan.course.phase_of(request.round),
+            self.context,
+            self.plan.transport.precision,
+        )
+        if not phase.trains_at(context.site, request.round, context.trainers, self.plan.seed):
             return {}
         sent = views(phase.sent, self.layout)
         return {group: {name: packed(own, precision) for name, own in named.items()} for group, named in sent.items()}
 
     # ------------------------------------------------------------------ an answer
     def answer(
-        self, asked: Request, given: Groups, facts: Mapping[str, Any], groups: Groups, **measured: float
+        self, request: Request, given: Groups, facts: Mapping[str, Any], groups: Groups, **measured: float
     ) -> StudyMessage:
-        self._check_numbers(asked, groups)
+        self._check_numbers(request, groups)
         norm = self._norm(groups, given)
         if self.own.norm is not None and norm > self.own.norm:
             told = f"its update is larger than border.norm, {self.own.norm:g}, in this hospital's medsilo.yaml"
             raise HeldBack(told, f"its norm is {norm:g}")
-        answer = self._answer(asked, facts, measured)
+        answer = self._answer(request, facts, measured)
         if self.own.changes:
-            groups = self._changed(groups, given, norm, self._ranges(asked))
+            groups = self._changed(groups, given, norm, self._ranges(request))
         leaves = answer.message(groups)
         bits = bits_of(leaves, self._narrowing(answer))
         rho = None if self.own.noise is None or not groups else 0.5 / self.own.noise**2
         self._note(leaves, bits, rho)
-        self.write_down(asked, leaves, norm, bits, rho)
+        self.write_down(request, leaves, norm, bits, rho)
         return leaves
 
     def _note(self, leaves: StudyMessage, bits: Mapping[str, int], rho: float | None) -> None:
         """Record the answer's bits in the hospital's query budget; raise Refused if the budget is spent."""
         self.protection.note_script(leaves, bits, rho)
 
-    def _check_numbers(self, asked: Request, groups: Groups) -> None:
-        phase = self.plan.course.phase_of(max(asked.round, 1))
+    def _check_numbers(self, request: Request, groups: Groups) -> None:
+        phase = self.plan.course.phase_of(max(request.round, 1))
         try:
-            check_numbers(groups, phase.sent, self._ranges(asked), {})
+            check_numbers(groups, phase.sent, self._ranges(request), {})
         except Refused as error:
             raise HeldBack("its tensors hold what no training gives", str(error)) from error
 
-    def _ranges(self, asked: Request) -> dict[str, Ranges]:
-        phase = self.plan.course.phase_of(max(asked.round, 1))
+    def _ranges(self, request: Request) -> dict[str, Ranges]:
+        phase = self.plan.course.phase_of(max(request.round, 1))
         return {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
-    def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
+    def _answer(self, request: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
         own: dict[str, Any] = {
-            "task": asked.task,
-            "round": asked.round,
-            "study": asked.study,
+            "task": request.task,
+            "round": request.round,
+            "study": request.study,
             "packages": self.plan.code,
             "warnings": [],
             "suppressed": [],
             "noisy": [],
             **measured,
         }
-        if asked.task == "join":
+        if request.task == "join":
             own |= {
                 "shares": self.context.settings.shares(self.plan.task.synthetic) and not self.plan.sealed,
                 "machine": machine_facts(),
@@ -128,11 +132,11 @@ class Border:
                 "steps": {},
                 "classes": dict.fromkeys(PARTS),
             }
-        declared = DISCLOSED[asked.task]
+        declared = DISCLOSED[request.task]
         # undeclared values stay in the answer, so that `accepted` rejects it
         told = {name: value for name, value in facts.items() if name not in declared or declared[name].by_script}
         try:
-            counted = self._cases(asked, told)
+            counted = self._cases(request, told)
             own |= {name: counted for name, one in declared.items() if one.form == "cases"}
             for name in (name for name in told if name in declared and declared[name].form == "count"):
                 own[name] = max(min(self._multiple(told[name]), counted["train"]), 1)
@@ -140,25 +144,25 @@ class Border:
             own |= {name: self._rounded(told[name], self._resolution(part, counted)) for name, part in scores.items()}
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise HeldBack(NUMBERS, str(error)) from error
-        return self.accepted(asked, {**told, **own})
+        return self.accepted(request, {**told, **own})
 
-    def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
+    def accepted(self, request: Request, facts: Mapping[str, Any]) -> SiteAnswer:
         """Check a script's facts in the same way as the server, and return the facts as a typed answer."""
         site, message = self.context.site, StudyMessage({}, dict(facts))
         try:
-            answer = self.acceptance.accept(site, message, (asked.task, asked.round), ())
+            answer = self.acceptance.accept(site, message, (request.task, request.round), ())
         except (Refused, TypeError, ValueError, KeyError, OverflowError) as error:
             raise HeldBack(NUMBERS, str(error)) from error
         if isinstance(answer, Joined):
             self.acceptance.joined[site] = answer
         return answer
 
-    def _cases(self, asked: Request, told: Mapping[str, Any]) -> dict[str, int]:
+    def _cases(self, request: Request, told: Mapping[str, Any]) -> dict[str, int]:
         """Return the numbers of cases that the script reported when joining a study; the script can't change these
         numbers later.
         """
         file = self.context.folder / CASES
-        if asked.task != "join" and file.exists():
+        if request.task != "join" and file.exists():
             return {part: int(json.loads(file.read_text())[part]) for part in PARTS}
         counted = {part: self._multiple(told["cases"][part]) for part in PARTS}
         write_json(file, counted)
@@ -223,11 +227,11 @@ class Border:
 
     # ------------------------------------------------------------------ the log of disclosed bits
     def write_down(
-        self, asked: Request, leaves: StudyMessage, norm: float, bits: Mapping[str, int], rho: float | None
+        self, request: Request, leaves: StudyMessage, norm: float, bits: Mapping[str, int], rho: float | None
     ) -> None:
         line = {
-            "task": asked.task,
-            "round": asked.round,
+            "task": request.task,
+            "round": request.round,
             "bytes": leaves.size(),
             "tensors": sum(map(len, leaves.groups.values())),
             "norm": norm,
@@ -236,12 +240,12 @@ class Border:
         }
         append_line(self.context.folder / LEFT, json.dumps(line))
 
-    def note_failure(self, asked: Request) -> None:
+    def note_failure(self, request: Request) -> None:
         """Charge a rejected answer to the query budget, because a script can encode information in the reason and the
         time of a rejection.
         """
         self.protection.enter("a script's answer that was held back", HELD_BITS)
-        self.write_down(asked, StudyMessage(), 0.0, HELD_BITS, None)
+        self.write_down(request, StudyMessage(), 0.0, HELD_BITS, None)
 
     def _narrowing(self, answer: SiteAnswer) -> Narrowing:
         cases = answer.cases.model_dump()
@@ -272,9 +276,9 @@ def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
     return given.to(tensor.dtype)
 
 
-def _distance(own: Tensor, before: Tensor) -> float:
+def _distance(tensor: Tensor, before: Tensor) -> float:
     """Return the L2 norm of the difference between two tensors, computed block by block to save memory."""
-    blocks = zip(own.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
+    blocks = zip(tensor.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
     return math.hypot(*(float(torch.linalg.vector_norm((one - other).float())) for one, other in blocks))
 
 

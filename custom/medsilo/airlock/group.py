@@ -68,7 +68,7 @@ class Group:
         """Return True if the kernel killed a process of the group because of the limit."""
         with suppress(OSError):
             pairs = (line.split() for line in (self.folder / self._events).read_text().splitlines())
-            return any(own[0] == "oom_kill" and own[1] != "0" for own in pairs if len(own) == 2)
+            return any(pair[0] == "oom_kill" and pair[1] != "0" for pair in pairs if len(pair) == 2)
         return False
 
     def remove(self) -> None:
@@ -104,26 +104,26 @@ def _parents() -> Iterator[Path]:
                 yield Path(place) / own.lstrip("/")
 
 
-def _without_processes(own: Path) -> Iterator[Path]:
+def _without_processes(folder: Path) -> Iterator[Path]:
     """Yield control groups (version 2) whose subgroups can have memory limits.
 
     The kernel allows such limits only if the parent group contains no process. If systemd started the service's
     processes directly in the service's group, move them into a subgroup first.
 
     Args:
-        own: the group of this process
+        folder: the group of this process
     """
-    for parent in (own.parent, own):
+    for parent in (folder.parent, folder):
         with suppress(OSError):
             if "memory" not in (parent / "cgroup.controllers").read_text().split():
                 continue
             # only the root group, which has no such file, may have both processes and limited subgroups
-            if parent == own and (own / "cgroup.type").exists():
-                (own / KIT).mkdir(exist_ok=True)
+            if parent == folder and (folder / "cgroup.type").exists():
+                (folder / KIT).mkdir(exist_ok=True)
                 for _ in range(3):  # repeated, because a process may start another process in the meantime
-                    for process in (own / "cgroup.procs").read_text().split():
+                    for process in (folder / "cgroup.procs").read_text().split():
                         with suppress(ProcessLookupError):
-                            (own / KIT / "cgroup.procs").write_text(process)
+                            (folder / KIT / "cgroup.procs").write_text(process)
             (parent / "cgroup.subtree_control").write_text("+memory")
             yield parent
 

@@ -48,8 +48,8 @@ PROTOCOLS = ("tcp", "tcp6", "udp", "udp6")
 
 
 class OverLimit(Refused):
-    def __init__(self, what: str) -> None:
-        super().__init__(f"this hospital stopped the training: {what}")
+    def __init__(self, limit: str) -> None:
+        super().__init__(f"this hospital stopped the training: {limit}")
 
 
 class Denied(Refused):
@@ -386,7 +386,7 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
     if held > enough:
         shares = [{**_told(own / "smaps_rollup"), **_told(own / "status")} for own in map(_living, inside)]
         names = "Pss_Anon", "Pss_Shmem", "SwapPss", "VmPTE"
-        held = sum(own.get(name, 0) for own in shares for name in names) * 1024
+        held = sum(share.get(name, 0) for share in shares for name in names) * 1024
     return Taken(number, held + queued, files, sockets, opened)
 
 
@@ -417,7 +417,7 @@ def _told(file: Path) -> dict[str, int]:
     """Read the numbers in a file under /proc about a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         pairs = (line.split()[:2] for line in file.read_text(errors="replace").splitlines())
-        return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}
+        return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
     return {}
 
 

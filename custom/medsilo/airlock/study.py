@@ -75,11 +75,17 @@ class StudyBorder(Border):
         # scored answers to the current request that the query budget was already charged for, by part of the data
         self.noted = Counter[DataPart]()
 
-    def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
-        own = {"task": asked.task, "round": asked.round, "study": asked.study, "packages": self.plan.code, **measured}
-        outside = {name for name, one in DISCLOSED[asked.task].items() if one.form == "outside"}
+    def _answer(self, request: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
+        own = {
+            "task": request.task,
+            "round": request.round,
+            "study": request.study,
+            "packages": self.plan.code,
+            **measured,
+        }
+        outside = {name for name, one in DISCLOSED[request.task].items() if one.form == "outside"}
         told = {name: value for name, value in facts.items() if name not in outside}
-        return self.accepted(asked, {**told, **own})
+        return self.accepted(request, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
         """Charge the query budget for an answer's scores, unless the program has already done so."""
@@ -89,8 +95,8 @@ class StudyBorder(Border):
     def _narrowing(self, answer: SiteAnswer) -> Narrowing:
         return replace(ALL, halves=self.own.bfloat16)
 
-    def note_failure(self, asked: Request) -> None:
-        self.write_down(asked, StudyMessage(), 0.0, dict(HELD_BITS), None)
+    def note_failure(self, request: Request) -> None:
+        self.write_down(request, StudyMessage(), 0.0, dict(HELD_BITS), None)
 
 
 class StudyRoom(RoomSite):

@@ -155,7 +155,7 @@ def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
     ]
 
 
-def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
+def approved_before(home: KitAtHome, pending: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
     """Return the last approved plan of the same study as the given plan, together with the approval.
 
     Two plans belong to the same study if both plans have the same title. Two plans without titles belong to the same
@@ -165,12 +165,12 @@ def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):
         earlier = kept.get(decision.plan)
-        if decision.verdict != "approved" or earlier is None or earlier.hash == asked.hash or earlier.is_canary:
+        if decision.verdict != "approved" or earlier is None or earlier.hash == pending.hash or earlier.is_canary:
             continue
-        if earlier.lead and asked.lead and earlier.lead != asked.lead:
+        if earlier.lead and pending.lead and earlier.lead != pending.lead:
             continue
         title = plain((earlier.plan.get("study") or {}).get("title") or "")
-        if title == plain(plan.study.title) and (title or (earlier.study and earlier.study == asked.study)):
+        if title == plain(plan.study.title) and (title or (earlier.study and earlier.study == pending.study)):
             with suppress(MedsiloError):
                 return decision, home.plan_of(earlier)
     return None

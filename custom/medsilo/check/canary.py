@@ -58,7 +58,7 @@ class ReadySite:
         self.inner, self.context = inner, context
 
     def answer(self, message: StudyMessage, stop: Stop) -> StudyMessage:
-        groups = {name: own for name, own in message.groups.items() if name != NAME}
+        groups = {name: group for name, group in message.groups.items() if name != NAME}
         reply = self.inner.answer(replace(message, groups=groups), stop)
         if message.facts["task"] == "join":
             reply.facts["readiness"] = readiness(self.context).as_json()

@@ -92,7 +92,7 @@ def code_words(code: JobCode, settings: SiteSettings, before: tuple[Decision, Jo
     return [
         ("code", f"SHA-256 {code.hash}, {len(code.files)} files, {code.size:,} bytes"),
         ("approved last", last),
-        ("packages", ", ".join(f"{name} {plain(one, 60)}" for name, one in versions.items())),
+        ("packages", ", ".join(f"{name} {plain(version, 60)}" for name, version in versions.items())),
         ("imports", f"{plain(', '.join(others)) or 'nothing'}; of Python's own: {plain(', '.join(own)) or 'nothing'}"),
         (
             "may read",

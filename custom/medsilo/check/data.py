@@ -188,9 +188,9 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
     return [f"at least {sum(told)}", f"at most {cases - sum(told)}", 0]
 
 
-def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
+def in_words(row: Sequence[Cell] | None, sent: bool) -> Cell:
     if row is None:
-        return "has it" if told else UNREAD
+        return "has it" if sent else UNREAD
     have, none, lack = row
     if have == "at least 0":
         return SUPPRESSED

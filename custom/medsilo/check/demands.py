@@ -173,7 +173,9 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
     for group in dict.fromkeys(group.name for phase in phases for group in phase.sent):
         price = _price_of_means if group in once else _price_of_tensors
         prices[f"tensors: {group}"] = price(plan, settings.privacy)
-    prices |= {WHAT[told]: _price_of_numbers(plan, told, settings) for numbers in NUMBERS.values() for told in numbers}
+    prices |= {
+        WHAT[number]: _price_of_numbers(plan, number, settings) for numbers in NUMBERS.values() for number in numbers
+    }
     if plan.privacy:
         head = "0: hashes, the number of lines and the time, so that the server can check them"
         prices["the ledger's signed head"] = head
@@ -202,21 +204,21 @@ def _price_of_means(plan: Plan, demands: PrivacyRequirements | None) -> str:
     )
 
 
-def _price_of_numbers(plan: Plan, told: Told, settings: SiteSettings) -> str:
+def _price_of_numbers(plan: Plan, number: Told, settings: SiteSettings) -> str:
     demands = settings.privacy
     if plan.privacy is None:
         return "not protected"
     guarded = demands is not None or settings.protects(plan.task.synthetic)
-    how = how_told(plan, demands, told, guarded)
+    how = how_told(plan, demands, number, guarded)
     if how == "noisy":
-        offer = plan.privacy.counts if told == "counts" else plan.privacy.scores
+        offer = plan.privacy.counts if number == "counts" else plan.privacy.scores
         assert offer
         share = offer.epsilon * plan.privacy.under(demands).epsilon / plan.privacy.epsilon
-        what = "drawn once" if told == "counts" else "on the score; nothing else of it leaves"
+        what = "drawn once" if number == "counts" else "on the score; nothing else of it leaves"
         beside = "; noise and this hospital's floors both hold" if floors_beside(plan, settings) else ""
         return f"geometric noise {what}; ε = {share:.3g} for all of the study, part of the study's{beside}"
     if how == "silent":
-        return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
-    if demands and told in demands.public:
-        return f"0: declared public ({demands.public[told]})"
+        return "not declared public: this hospital does not join" if number == "counts" else "0: does not leave"
+    if demands and number in demands.public:
+        return f"0: declared public ({demands.public[number]})"
     return "not protected"

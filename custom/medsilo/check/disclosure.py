@@ -155,9 +155,9 @@ def through_features(plan: Plan) -> list[str]:
     return [line for feature in plan.features for line in feature.leaves(plan)]
 
 
-def _groups(found: list[Leak], policy: Policy) -> list[str]:
+def _groups(leaks: list[Leak], policy: Policy) -> list[str]:
     rows = [("rounds", "group", "tensors", "bytes a round", "bytes in all", "here")]
-    for leak in found:
+    for leak in leaks:
         verdict = "leaves" if policy.lets_out(leak.group) else "REFUSED by privacy.json"
         count = str(len(leak.tensors))
         rows.append((leak.when, leak.group, count, f"{leak.bytes:,}", f"{leak.bytes * leak.rounds:,}", verdict))

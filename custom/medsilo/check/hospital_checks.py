@@ -58,18 +58,18 @@ class KitAtHome:
     def output(self) -> Path:
         return self.settings.studies_in(self.local.parent)
 
-    def plan_of(self, asked: AskingPlan) -> "Plan":
+    def plan_of(self, pending: AskingPlan) -> "Plan":
         from medsilo.plan import parse_plan
 
-        plan = parse_plan(asked.plan, allowed=self.settings.packages)
-        if plan.hash != asked.hash:
+        plan = parse_plan(pending.plan, allowed=self.settings.packages)
+        if plan.hash != pending.hash:
             raise MedsiloError("the stored plan is not the submitted plan: the hashes differ")
         return plan
 
-    def code_of(self, asked: AskingPlan | None) -> PlanCode:
+    def code_of(self, pending: AskingPlan | None) -> PlanCode:
         """Return the packages that a submitted plan uses, or, without a plan, all packages that a plan may use here."""
-        if asked:
-            return self.plan_of(asked).code
+        if pending:
+            return self.plan_of(pending).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))
         return {name: facts_of(name) for name in sorted({*attached(), *allowed})}
 

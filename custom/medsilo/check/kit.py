@@ -185,14 +185,14 @@ def check_seal(kit: Kit) -> Iterator[Finding]:
         yield Finding("certificates", "ok", "startup/ is as the lead signed it")
 
 
-def _dates(what: str, start: datetime, end: datetime, now: datetime) -> Finding:
+def _dates(subject: str, start: datetime, end: datetime, now: datetime) -> Finding:
     where = "certificates"
     if now < start:
-        told = f"{what} is valid from {start:%Y-%m-%d %H:%M} UTC on, and here it is {now:%Y-%m-%d %H:%M}"
+        told = f"{subject} is valid from {start:%Y-%m-%d %H:%M} UTC on, and here it is {now:%Y-%m-%d %H:%M}"
         return Finding(where, "stops", told, "set this machine's clock right, or that of the lead's machine")
     if now > end:
-        return Finding(where, "stops", f"{what} ended on {end:%Y-%m-%d}", AGAIN)
-    told = f"{what} is valid to {end:%Y-%m-%d}, {(end - now).days} days"
+        return Finding(where, "stops", f"{subject} ended on {end:%Y-%m-%d}", AGAIN)
+    told = f"{subject} is valid to {end:%Y-%m-%d}, {(end - now).days} days"
     return Finding(where, "note", told, f"soon {AGAIN}") if end - now < SOON else Finding(where, "ok", told)
 
 

@@ -142,7 +142,7 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
         checked = min(len(site.data.validation), 4 * site.context.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
     parameters = [own for module in site.state.modules.values() for own in module.parameters()]
-    gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
+    gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
     weights, _ = weights_of(site.context.plan)
     taken = weights + max(peak[0], gradients)  # the networks existed before the measurement, so add their weights
     return Rehearsal(phase.name, rounds, batch, evaluation, taken)

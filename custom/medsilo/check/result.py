@@ -45,9 +45,9 @@ class Finding:
     private: tuple[str, ...] = ()  # file names and details of a finding that only the hospital may see
 
     @classmethod
-    def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
+    def stopping(cls, where: str, message: str, private: str = "") -> "Finding":
         """Convert an error message to a finding that stops a site; the remedy follows the first semicolon."""
-        what, _, remedy = told.partition("; ")
+        what, _, remedy = message.partition("; ")
         return cls(where, "stops", what, remedy or HELP, (private,) if private else ())
 
     def as_json(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class Report:
     @property
     def verdict(self) -> str:
         stops, notes = (
-            counted(sum(own.severity == kind for own in self.findings), word)
+            counted(sum(finding.severity == kind for finding in self.findings), word)
             for kind, word in (("stops", "finding"), ("note", "note"))
         )
         if self.go and not self.whole:

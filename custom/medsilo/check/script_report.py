@@ -22,7 +22,7 @@ def most_that_leaves(plan: Plan) -> dict[str, Any]:
     """
     stretches = most_bits(plan)
     return {
-        "messages": sum(one.times for one in stretches),
+        "messages": sum(stretch.times for stretch in stretches),
         "round": dict(_largest(stretches)),
         "study": {kind: in_all(stretches)[kind] for kind in KINDS},
     }
@@ -30,7 +30,7 @@ def most_that_leaves(plan: Plan) -> dict[str, Any]:
 
 def _largest(stretches: list[Stretch]) -> Iterator[tuple[str, int]]:
     for kind in KINDS:
-        yield kind, max(one.bits[kind] for one in stretches if one.task == "round")
+        yield kind, max(stretch.bits[kind] for stretch in stretches if stretch.task == "round")
 
 
 def script_lines(plan: Plan) -> list[str]:

@@ -71,9 +71,9 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
         facts["job"] = f"{visit.plan.algorithm.title}, task {visit.plan.task.name}, plan {visit.plan.hash[:12]}"
     report = Report(facts, whole=visit.plan is not None)
 
-    def note(where: str, *found: Iterable[Finding]) -> None:
+    def note(where: str, *findings: Iterable[Finding]) -> None:
         with guarded(where, report):
-            report.findings.extend(chain(*found))
+            report.findings.extend(chain(*findings))
 
     say("looking at the machine")
     settings = _settings(visit, report)

@@ -59,13 +59,13 @@ def answered(budget: QueryBudget) -> list[dict[str, Any]]:
     ]
 
 
-def answer_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def answer_lines(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
-    for one in found:
-        lead = f", submitted by {one['lead']}" if one["lead"] else ""
-        scores = ", ".join(f"{number} over {part} cases" for part, number in one["answers"].items() if number)
-        lines.append(f"data set {one['data']}, study {one['study']}{lead}: answers with scores: {scores or 'none'}")
-        if sent := dict(one.get("script", {})):
+    for entry in entries:
+        lead = f", submitted by {entry['lead']}" if entry["lead"] else ""
+        scores = ", ".join(f"{number} over {part} cases" for part, number in entry["answers"].items() if number)
+        lines.append(f"data set {entry['data']}, study {entry['study']}{lead}: answers with scores: {scores or 'none'}")
+        if sent := dict(entry.get("script", {})):
             messages = sent.pop(MESSAGES, 0)
             lines.append(f"  its script sent {counted(messages, 'message')}; bits: {_bits(sent)}")
     return lines

@@ -126,9 +126,9 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands with the full first line of their help texts, which the parent class would shorten."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for name, own in self.commands.items():
-            lines = (own.help or "").splitlines()
-            sections.setdefault(str(getattr(own, "rich_help_panel", "")), []).append((name, lines[0]))
+        for name, listed in self.commands.items():
+            lines = (listed.help or "").splitlines()
+            sections.setdefault(str(getattr(listed, "rich_help_panel", "")), []).append((name, lines[0]))
         for name, package in self.others.items():
             sections.setdefault("Of other packages", []).append((name, f"a command of package {package}"))
         for title, rows in sections.items():
@@ -140,7 +140,7 @@ class Commands(TyperGroup):
         whole = f"{ctx.command_path} {name}"
         if name not in self.commands and (other := OTHERWISE.get(whole.partition(" ")[2])):
             raise typer.BadParameter(f"{name!r} is no command; use {other}", ctx=ctx)
-        groups = {group: getattr(own, "commands", {}) for group, own in self.commands.items()}
+        groups = {group: getattr(command, "commands", {}) for group, command in self.commands.items()}
         if within := [f"{ctx.command_path} {group} {name}" for group, own in groups.items() if name in own]:
             raise typer.BadParameter(f"{name!r} is no command; use {' or '.join(within)}", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
@@ -180,8 +180,8 @@ def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     return {title: sorted(own, key=_rank) for title, own in found.items()}
 
 
-def _rank(one: Command) -> int:
-    name = one.name.partition(" ")[0]
+def _rank(command: Command) -> int:
+    name = command.name.partition(" ")[0]
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
@@ -245,27 +245,27 @@ def _by_options(arguments: Sequence[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- wrong use
-def _meant(given: str, known: Sequence[str]) -> str:
-    near = get_close_matches(given.lower(), known, 1)
+def _meant(word: str, known: Sequence[str]) -> str:
+    near = get_close_matches(word.lower(), known, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def one_line(error: Any, given: Sequence[str]) -> str:
+def one_line(error: Any, arguments: Sequence[str]) -> str:
     ctx = getattr(error, "ctx", None)
     # if the value of an option is missing, typer's error has no context, and thus no command's name
-    where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])
+    where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in arguments[:1] if word[:1] != "-")])
     head = "" if where == "medsilo" else where.removeprefix("medsilo ") + ": "
-    text = " ".join(_in_words(error, given).removeprefix("Value error, ").split())
+    text = " ".join(_in_words(error, arguments).removeprefix("Value error, ").split())
     return f"{head}{text.rstrip('.')} ('{where} --help' explains)"
 
 
-def _in_words(error: Any, given: Sequence[str]) -> str:
+def _in_words(error: Any, arguments: Sequence[str]) -> str:
     param, option = getattr(error, "param", None), getattr(error, "option_name", None)
     ctx: Any = getattr(error, "ctx", None)
     if option is not None and hasattr(error, "possibilities"):
         meant = (
             _rows_of(ctx, option)
-            or _device_of(ctx, option, given)
+            or _device_of(ctx, option, arguments)
             or _argument_of(ctx, option)
             or _option_like(ctx, option)
         )
@@ -285,17 +285,17 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
         own = getattr(ctx.command, "commands", {}) if ctx and ctx.parent else {}
         return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo run fedavg'"
     unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
-    if unexpected and "--json" in given:
+    if unexpected and "--json" in arguments:
         return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"
     return (
-        f"{unexpected} is not expected here{_change_of(ctx, unexpected, given) or _one_of(ctx)}"
+        f"{unexpected} is not expected here{_change_of(ctx, unexpected, arguments) or _one_of(ctx)}"
         if unexpected
         else error.message
     )
 
 
 def _params(ctx: Any, kind: str) -> list[Any]:
-    return [one for one in ctx.command.params if one.param_type_name == kind] if ctx else []
+    return [param for param in ctx.command.params if param.param_type_name == kind] if ctx else []
 
 
 def _rows_of(ctx: Any, option: str) -> str:
@@ -326,20 +326,20 @@ def _one_of(ctx: Any) -> str:
     return f"; give one {_name(taken[0])}" if len(taken) == 1 and taken[0].nargs == 1 else ""
 
 
-def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
+def _device_of(ctx: Any, option: str, arguments: Sequence[str]) -> str:
     """For an option such as --gpu, suggest the option --device if the command has it."""
-    if option not in GPU_OPTIONS or not ctx or not any("--device" in one.opts for one in ctx.command.params):
+    if option not in GPU_OPTIONS or not ctx or not any("--device" in param.opts for param in ctx.command.params):
         return ""
-    words = " ".join(given).replace("=", " ").split()
+    words = " ".join(arguments).replace("=", " ").split()
     number = next((after for word, after in pairwise(words) if word == option and after.isdecimal()), "0")
     return f"; write --device cuda:{number}"
 
 
-def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
+def _change_of(ctx: Any, unexpected: str, arguments: Sequence[str]) -> str:
     """Suggest the correct form of a plan's change if the user left out --set or the equals sign."""
-    if not ctx or not any("--set" in one.opts for one in ctx.command.params):
+    if not ctx or not any("--set" in param.opts for param in ctx.command.params):
         return ""
-    words = [*given]
+    words = [*arguments]
     if "=" in unexpected:
         return f"; write --set {unexpected}"
     lists = {name for one in ctx.command.params if "," in (one.metavar or "") for name in one.opts}
@@ -358,7 +358,7 @@ def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
     """If the command has --set, return the plan's key that is most similar to an unknown option."""
-    if not ctx or not any("--set" in one.opts for one in ctx.command.params):
+    if not ctx or not any("--set" in param.opts for param in ctx.command.params):
         return None
     from medsilo.cli.plan_keys import keys_of_plans
     from medsilo.core.wording import near_key

@@ -269,7 +269,7 @@ def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
     key.
     """
     place = re.sub(r"\.md(?=#|$)", "", wanted.removeprefix("docs/"))
-    if by_place := [one for one in passages if one.place == place]:
+    if by_place := [passage for passage in passages if passage.place == place]:
         return by_place[:1]
     name = wanted.removeprefix("medsilo ").strip()
     found = [one for one in passages if name in one.names or name.replace(" ", "-") in one.names]
@@ -302,19 +302,20 @@ def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
         word: max((rarity.get(each, 0) * by for each, by in same.items()), default=0) for word, same in weights.items()
     }
 
-    def score(one: Passage) -> float:
-        longer = 0.4 + 0.6 * one.words.total() / USUAL_LENGTH
+    def score(passage: Passage) -> float:
+        longer = 0.4 + 0.6 * passage.words.total() / USUAL_LENGTH
         fits = {
             word: max(
-                by * rarity.get(each, 0) * one.words[each] / (one.words[each] + longer) for each, by in same.items()
+                by * rarity.get(each, 0) * passage.words[each] / (passage.words[each] + longer)
+                for each, by in same.items()
             )
             for word, same in weights.items()
         }
         covered = sum(most[word] for word, fit in fits.items() if fit)
         if not covered:
             return 0
-        agreement = 1 + 2 * len(one.heading & words) / (len(one.heading) + len(words))
-        in_reference = 0.65 if one.page.startswith(REFERENCE) else 1
+        agreement = 1 + 2 * len(passage.heading & words) / (len(passage.heading) + len(words))
+        in_reference = 0.65 if passage.page.startswith(REFERENCE) else 1
         return sum(fits.values()) * math.sqrt(covered / sum(most.values())) * agreement * in_reference
 
     scores = {one: fit for one in passages if (fit := score(one))}
@@ -363,13 +364,13 @@ def _entry(heads: Sequence[str], cells: Sequence[str], page: str, width: int) ->
 
 
 def plain_words(markdown: str, page: str) -> str:
-    def led(found: re.Match[str]) -> str:
-        path, _, anchor = found[2].partition("#")
+    def led(match: re.Match[str]) -> str:
+        path, _, anchor = match[2].partition("#")
         target = normpath(PurePosixPath(page).parent / path) if path else page
         target = target.removesuffix(".md")
         if path and target not in pages():
-            return found[1]
-        return f"{found[1]} [{target}{'#' if anchor else ''}{anchor}]"
+            return match[1]
+        return f"{match[1]} [{target}{'#' if anchor else ''}{anchor}]"
 
     text = re.sub(r"\$+`?([^$]+?)`?\$+", lambda found: in_signs(found[1]), markdown)
     text = _LINK.sub(led, _ANCHOR.sub("", text))
@@ -414,19 +415,19 @@ def docs(
     passages, wanted = all_passages(), " ".join(words or ()).strip()
     absent = from_lab("those for leads and researchers")
     if not wanted:
-        pages = [one for one in passages if not one.anchor and not one.is_part]
-        screen.say(*(f"{one.page:34} {one.title}" for one in pages), "", f"medsilo docs PAGE prints one{absent}.")
+        pages = [passage for passage in passages if not passage.anchor and not passage.is_part]
+        screen.say(*(f"{page.page:34} {page.title}" for page in pages), "", f"medsilo docs PAGE prints one{absent}.")
         screen.answer(pages=[{"place": one.place, "title": one.title} for one in pages])
         return None
     exact = named(passages, wanted) or [one for one in passages if one.is_about(wanted)]
     if exact:
         first, *others = exact
         sections = (one for one in passages if one.page == first.page and one.anchor and not one.is_part)
-        whole = [first, *(one for one in sections if one.title.startswith(f"{first.title}: "))]
+        whole = [first, *(section for section in sections if section.title.startswith(f"{first.title}: "))]
         chosen = [first] if first.anchor else list(dict.fromkeys(whole))
         screen.say("\n\n".join(shown(one, width) for one in chosen), "", f"From {first.place}")
         if others:
-            screen.say("See also: " + ", ".join(dict.fromkeys(f"medsilo docs {one.place}" for one in others)))
+            screen.say("See also: " + ", ".join(dict.fromkeys(f"medsilo docs {other.place}" for other in others)))
         screen.answer(found=[{"place": one.place, "title": one.title, "text": shown(one, width)} for one in exact])
         return None
     found = search(passages, wanted)

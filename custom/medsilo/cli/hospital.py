@@ -194,15 +194,15 @@ def logs(
             screen.say(event_reading.shown(line))
 
 
-def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
+def _accept_ledgers(screen: Console, ledgers: "list[Ledger]", old_kit: Path | None) -> None:
     from medsilo.check.hospital_checks import files_of
     from medsilo.check.kit import read_kit
 
     old = files_of(read_kit(old_kit)).key_for("ledger") if old_kit else None
-    for one in found:
-        known = one.accept(old)
+    for ledger in ledgers:
+        known = ledger.accept(old)
         told = "" if known else "; the key before it did not sign that: it is not in --old-kit"
-        screen.say(f"data set {one.data}: the kit's key signs from here on{told}")
+        screen.say(f"data set {ledger.data}: the kit's key signs from here on{told}")
 
 
 def _visit(

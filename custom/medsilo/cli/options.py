@@ -159,11 +159,11 @@ def folder_of_site(folder: Path | None, site: str) -> Path | None:
     return folder / site if folder and (folder / site / FILE_NAME).is_file() else folder
 
 
-def settings_of_owner(*given: Any) -> "SiteSettings":
+def settings_of_owner(*args: Any) -> "SiteSettings":
     """Return the settings of `settings_of`, with all permissions that a person who owns all sites can give."""
     from medsilo.site.settings import ALL_MINE
 
-    return settings_of(*given, **ALL_MINE)
+    return settings_of(*args, **ALL_MINE)
 
 
 def settings_of(

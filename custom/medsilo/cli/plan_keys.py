@@ -27,11 +27,11 @@ def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
     return {**other, "algorithm": own.get("algorithm")} if plan else own
 
 
-def _values_of(place: Path | str | None) -> dict[str, Any]:
-    if place is None:
+def _values_of(job: Path | str | None) -> dict[str, Any]:
+    if job is None:
         return {}
     try:
-        found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
+        found = job_or_run(job) if Path(job).suffix not in YAML else Path(job)
         values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
     except (MedsiloError, OSError):  # an unreadable plan is reported later, when the plan is loaded
         return {}

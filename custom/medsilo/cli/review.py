@@ -120,7 +120,7 @@ def _list(screen: Console, kit: Path) -> None:
     screen.say(*map(_line, decided))
     screen.answer(
         approval=home.settings.approval_of(),
-        asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
+        request=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
         decisions=[one.model_dump(mode="json") for one in decided],
     )
 
@@ -206,34 +206,34 @@ def _decide(
     screen.answer(**decision.model_dump(mode="json"))
 
 
-def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
+def _changes(home: "KitAtHome", pending: "AskingPlan", plan: "Plan") -> Iterator[str]:
     """Yield the differences of a plan from the last approved plan of the same study, if there is one."""
     from medsilo.check.approval import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 
-    if before := approved_before(home, asked, plan):
+    if before := approved_before(home, pending, plan):
         decision, earlier = before
         yield f"Changed since plan {decision.plan[:12]} of this study, approved {moment(decision.at)}:"
         lines = [f"{INDENT}{one.key}: {one.words}" for one in changes_since(earlier, plan)]
         yield from lines or [f"{INDENT}nothing"]
 
 
-def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: str | None, code: "JobCode") -> None:
+def _show_code(screen: Console, home: "KitAtHome", pending: "AskingPlan", title: str | None, code: "JobCode") -> None:
     from medsilo.check.code_review import code_words, review
 
-    before = home.approvals.code_approved(asked, title or "")
+    before = home.approvals.code_approved(pending, title or "")
     screen.say("The job's code:", *(f"{name}: {words}" for name, words in code_words(code, home.settings, before)))
     for one in review(code, before[1] if before else None):
         screen.say(one.head, *(f"{QUOTED}{line}" for line in one.lines))
 
 
-def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> None:
+def _ask(screen: Console, plan: str, was_shown: bool, code: "JobCode | None") -> None:
     """Ask at the terminal whether to approve a plan, and raise a MedsiloError unless the user answers yes."""
     if not (screen.watched and sys.stdin.isatty()):
         raise MedsiloError(
             "the plan is not approved: the command cannot ask without a terminal; read the plan, then add --yes"
         )
-    what = f"plan {plan[:12]}" if shown else f"plan {plan[:12]}, which is not here to read"
+    what = f"plan {plan[:12]}" if was_shown else f"plan {plan[:12]}, which is not here to read"
     what += f" with code {code.hash[:12]}" if code else ""
     if not typer.confirm(f"Approve {what}?"):
         raise MedsiloError(
@@ -241,7 +241,7 @@ def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> Non
         )
 
 
-def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
+def _meant(home: "KitAtHome", word: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
     """Return the hash of the plan that the user named, and, if they are known here, the plan and its code."""
     import time
 
@@ -250,9 +250,9 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
     from medsilo.site.approvals import AskingPlan
     from medsilo.site.job_code import PLAN
 
-    if given.strip(HEXADECIMAL):
-        app = app_at(given, home.kit.name)
-        job = app / PLAN if app else find_job(given)
+    if word.strip(HEXADECIMAL):
+        app = app_at(word, home.kit.name)
+        job = app / PLAN if app else find_job(word)
         plan = plan_of(job, changes, allowed=home.settings.packages)
         code = code_of(job, plan, app)
         told = plan.resolved()
@@ -260,12 +260,12 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
         return asked.hash, asked, code
     if changes:
         raise MedsiloError("--set cannot change a plan that is given by its hash; give the job's folder, or omit --set")
-    meant, found = given.lower(), home.approvals.asked(given.lower())
+    meant, found = word.lower(), home.approvals.asked(word.lower())
     if len(meant) == 64 and not found:  # a full hash needs no submitted plan
         return meant, None, None
     if len(meant) < 8 or len(found) != 1:
         raise MedsiloError(
-            f"{counted(len(found), 'submitted plan')} have a hash that begins with {plain(given, 70)}; give at least 8 "
+            f"{counted(len(found), 'submitted plan')} have a hash that begins with {plain(word, 70)}; give at least 8 "
             "digits, all 64 digits, or the job"
         )
     return found[0].hash, found[0], home.approvals.code_of(found[0])
@@ -369,7 +369,7 @@ def list_(
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
     tasks = [{"name": name, "title": _texts_of(TASKS, name)["title"]} for name in TASKS]
     screen.say("tasks, as task.name of a plan")
-    screen.say(*("{name:<19} {title}".format(**one) for one in tasks))
+    screen.say(*("{name:<19} {title}".format(**task) for task in tasks))
     screen.answer(methods=methods, tasks=tasks)
 
 
@@ -412,7 +412,7 @@ def _show_method(screen: Console, name: str) -> None:
     if "suits" in vars(own):
         cost = {"bytes": f"{own.bytes_sent} (FedAvg: 1)", "work": own.extra_work}
         facts = {"when": own.suits, **facts, "stays": own.stays, **cost}
-    facts = {what: _plain(told) for what, told in facts.items()}
+    facts = {what: _plain(fact) for what, fact in facts.items()}
     idea = inspect.cleandoc(own.__doc__ or "")
     screen.say(f"{own.title}, {own.paper}", "", idea, "")
     screen.say(*(f"{SAID[what]}: {told}" for what, told in facts.items()))

@@ -142,21 +142,21 @@ class Console:
                 print(re.sub(rf"^{WARNING}", lambda _: warning, text, flags=re.MULTILINE), file=stream, flush=True)
             self._said = time.monotonic()
 
-    def begin(self, what: str) -> None:
+    def begin(self, task: str) -> None:
         """Announce the command's next step, and report progress every few seconds until `end` is called."""
-        self.say(what)
-        self.doing(what)
+        self.say(task)
+        self.doing(task)
 
-    def doing(self, what: str | Progress, aside: bool = False) -> None:
+    def doing(self, task: str | Progress, aside: bool = False) -> None:
         """Set the text that progress reports show about the current work.
 
         Args:
-            what: a text, or a function that returns a text
+            task: a text, or a function that returns a text
             aside: whether to report progress only to a person at the terminal
         """
         self._aside = aside
         started = time.monotonic()
-        self._doing = what if callable(what) else lambda: f"{what} ({time.monotonic() - started:.0f} s)"
+        self._doing = task if callable(task) else lambda: f"{task} ({time.monotonic() - started:.0f} s)"
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._break_silence, daemon=True)
             self._watcher.start()
@@ -218,7 +218,7 @@ class Console:
             yield on_round
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
+    def busy(self, task: str) -> Iterator[Callable[[Progress], None]]:
         """Show what the command does and for how long. Call the yielded function with a function that returns further
         details.
         """
@@ -226,7 +226,7 @@ class Console:
         started = time.monotonic()
 
         def words() -> str:
-            told = ": ".join(filter(None, (what, more[-1]())))
+            told = ": ".join(filter(None, (task, more[-1]())))
             return f"{told} ({time.monotonic() - started:.0f} s)"
 
         with self._watching(words):

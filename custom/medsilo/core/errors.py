@@ -31,29 +31,29 @@ class MedsiloError(Exception):
 
     @staticmethod
     @contextmanager
-    def kept_back(told: str) -> Iterator[None]:
+    def kept_back(message: str) -> Iterator[None]:
         """Replace the message of a MedsiloError raised in the context, because the message may quote a hospital's data.
 
         Args:
-            told: The new message.
+            message: The new message.
         """
         try:
             yield
         except MedsiloError as error:
-            raise MedsiloError(told, f"{error} {error.private}".strip()) from error
+            raise MedsiloError(message, f"{error} {error.private}".strip()) from error
 
     @staticmethod
     @contextmanager
-    def needing(told: str) -> Iterator[None]:
+    def needing(message: str) -> Iterator[None]:
         """Turn an ImportError raised in the context into a MedsiloError.
 
         Args:
-            told: The new error's message, which names the extra to install.
+            message: The new error's message, which names the extra to install.
         """
         try:
             yield
         except ImportError as error:
-            raise MedsiloError(told, str(error)) from error
+            raise MedsiloError(message, str(error)) from error
 
 
 class PlanError(MedsiloError):
@@ -124,11 +124,11 @@ class Aborted(MedsiloError):
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(subject: str) -> Iterator[None]:
     """Turn any error in the context, except MedsiloError, into a MedsiloError that reports a damaged file.
 
     Args:
-        what: The file that the context reads, as named in the error.
+        subject: The file that the context reads, as named in the error.
     """
     try:
         yield
@@ -136,6 +136,6 @@ def reading(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise MedsiloError(
-            f"{what} is damaged or was changed ({type(error).__name__}); put it back from a copy, or start again",
+            f"{subject} is damaged or was changed ({type(error).__name__}); put it back from a copy, or start again",
             private=" ".join(str(error).split()),
         ) from error

@@ -286,32 +286,32 @@ def leads_out(path: Path, inside: Path) -> bool:
     return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside)
 
 
-def check_tree(folder: Path, largest: int, what: str) -> None:
+def check_tree(folder: Path, largest: int, subject: str) -> None:
     """Check a folder from another party: raise MedsiloError for too many files, a too large file, or a link to a file
     outside the folder. The function opens no file.
 
     Args:
         folder: the folder
         largest: the largest allowed size of a file in bytes
-        what: the folder's name in errors
+        subject: the folder's name in errors
     """
     inside, seen = folder.resolve(), 0
     for place, folders, names in os.walk(folder):
         seen += len(folders) + len(names)
         if seen > MOST_IN_TREE:
             raise MedsiloError(
-                f"{what} has more than {MOST_IN_TREE:,} files and folders; take out what it does not need"
+                f"{subject} has more than {MOST_IN_TREE:,} files and folders; take out what it does not need"
             )
         for path in (Path(place) / name for name in (*folders, *names)):
             told = plain(path.relative_to(folder).as_posix(), 120)
             if leads_out(path, inside):
                 raise MedsiloError(
-                    f"{told} of {what} is a link to a file outside the folder; replace the link by the file"
+                    f"{told} of {subject} is a link to a file outside the folder; replace the link by the file"
                 )
             if not (path.is_file() or path.is_dir()):
-                raise MedsiloError(f"{told} of {what} is neither a file nor a folder; remove it")
+                raise MedsiloError(f"{told} of {subject} is neither a file nor a folder; remove it")
             if path.is_file() and path.stat().st_size > largest:
-                raise MedsiloError(f"{told} of {what} has more than {largest:,} bytes; take it out")
+                raise MedsiloError(f"{told} of {subject} has more than {largest:,} bytes; take it out")
 
 
 def read_bounded(path: Path, largest: int) -> bytes:

@@ -24,11 +24,11 @@ def is_installed(file: Path | str) -> bool:
 
 
 @cache
-def _installed(*places: str) -> list[Path]:
+def _installed(*names: str) -> list[Path]:
     """Return the folders that contain installed packages, including folders on PYTHONPATH that contain installed
     packages.
     """
-    return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
+    return [*INSTALLED, *(Path(place) for place in names if any(Path(place).glob("*.dist-info")))]
 
 
 def own_line(error: BaseException) -> str:
@@ -71,11 +71,11 @@ def uncalled(kind: Any) -> set[str]:
     return left
 
 
-def _sources(own: list[Any], package: str) -> Iterator[str]:
+def _sources(modules: list[Any], package: str) -> Iterator[str]:
     """Yield the source code that may call a class's methods: first the code of the class, then the modules of the
     class's package.
     """
-    for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
+    for one in [*modules, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
         try:
             yield inspect.getsource(one)
         except (OSError, TypeError):  # a class or module may have no source file

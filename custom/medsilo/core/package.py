@@ -59,11 +59,11 @@ def is_here(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def from_lab(what: str) -> str:
+def from_lab(feature: str) -> str:
     """Return a clause that recommends medsilo-lab, for the end of an error message; return "" if medsilo-lab is
     installed.
     """
-    return "" if is_here("medsilo_lab") else f"; {what} come with {LAB}, which is not installed"
+    return "" if is_here("medsilo_lab") else f"; {feature} come with {LAB}, which is not installed"
 
 
 @cache
@@ -209,17 +209,17 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
     return there_is == compile(content, str(source), "exec", dont_inherit=True)
 
 
-def files_in(found: Distribution) -> set[Path]:
-    return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
+def files_in(distribution: Distribution) -> set[Path]:
+    return {Path(str(distribution.locate_file(path))).resolve() for path in distribution.files or ()}
 
 
-def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def name_that_differs(first: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Compare two mappings from package names to facts, and return the name of a package whose facts differ. Return
     None if the mappings are equal.
 
     If the facts of several packages differ between the mappings, the function prefers to return "medsilo".
     """
-    differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
+    differ = [name for name in {*first, *other} if first.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)
 
 
@@ -236,9 +236,9 @@ def _is_content(path: PurePath) -> bool:
     return not written and "__pycache__" not in path.parts
 
 
-def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
-    listed = (found.read_text("top_level.txt") or "").split()
-    for module in listed or sorted({entry.module.partition(".")[0] for entry in found.entry_points}):
+def _in_folders(distribution: Distribution) -> Iterator[tuple[str, Path]]:
+    listed = (distribution.read_text("top_level.txt") or "").split()
+    for module in listed or sorted({entry.module.partition(".")[0] for entry in distribution.entry_points}):
         yield from _in_module(module)
 
 

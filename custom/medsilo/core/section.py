@@ -54,12 +54,12 @@ class Section(BaseModel):
             raise Refused("; ".join(dict.fromkeys(map(_in_its_words, error.errors()[:3])))) from error
 
     @classmethod
-    def in_file(cls, path: Path, what: str, remedy: str) -> Self:
+    def in_file(cls, path: Path, subject: str, remedy: str) -> Self:
         """Return a section that is read from a file. Raises DataError for an unreadable file or invalid values.
 
         Args:
             path: the YAML file
-            what: the file's name in errors
+            subject: the file's name in errors
             remedy: advice to the user about an unreadable file
         """
         try:
@@ -67,12 +67,12 @@ class Section(BaseModel):
         except ValidationError as error:
             from medsilo.core.wording import in_words
 
-            raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
+            raise DataError(f"{subject}: {in_words(error, cls)}", str(path)) from error
         except FileNotFoundError as error:
-            raise DataError(f"{what}: there is no such file; {remedy}", str(path)) from error
+            raise DataError(f"{subject}: there is no such file; {remedy}", str(path)) from error
         except (OSError, ValueError, YamlError) as error:
             why = str(error) if isinstance(error, YamlError) else type(error).__name__
-            raise DataError(f"{what} can't be read ({why}); {remedy}", str(path)) from error
+            raise DataError(f"{subject} can't be read ({why}); {remedy}", str(path)) from error
 
 
 class Feature(Section):

@@ -37,25 +37,25 @@ class SourceKeys(NamedTuple):
         return found
 
 
-def keys_in_source(place: str) -> SourceKeys | None:
+def keys_in_source(where: str) -> SourceKeys | None:
     """Return the keys of a class, including inherited keys; None if the keys can't be determined from the source
     code.
     """
-    keys = _keys_of(place, MOST_BASES)
+    keys = _keys_of(where, MOST_BASES)
     return None if keys is None else SourceKeys(keys)
 
 
 @cache
-def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
+def _keys_of(where: str, left: int) -> Mapping[str, str] | None:
     """Return the keys of a class, each with the class of its value; None if the keys can't be determined from the
     source code.
 
     Args:
         left: The most levels of base classes to follow.
     """
-    if place == ROOT:
+    if where == ROOT:
         return {}
-    module, _, name = place.partition(":")
+    module, _, name = where.partition(":")
     source = _source_of(module)
     own = source.classes.get(name) if source else None
     if source is None or left == 0:

@@ -27,7 +27,7 @@ def precision_of(module: nn.Module) -> torch.dtype:
     type.
     """
     tensors = module.state_dict().values()
-    return next((own.dtype for own in tensors if own.is_floating_point()), torch.get_default_dtype())
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.get_default_dtype())
 
 
 def packed(tensor: Tensor, precision: str) -> Tensor:

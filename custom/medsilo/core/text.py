@@ -74,9 +74,9 @@ def enumerated(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number and a noun in the singular or plural, such as "1 round" or "2 rounds"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def latin(text: str, also: str = "._+ -") -> str:

@@ -59,7 +59,7 @@ def in_words(
     """
     faults = error.errors()
     # pydantic also reports a list as too short if a value in the list is invalid.
-    lists = {one["loc"][:-1] for one in faults}
+    lists = {fault["loc"][:-1] for fault in faults}
     faults = [one for one in faults if one["type"] != "too_short" or one["loc"] not in lists]
     words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in faults))
     more = [f"and {len(words) - MOST} more"] if len(words) > MOST + 1 else []
@@ -131,22 +131,22 @@ def _sections_in(annotation: Any) -> Iterator[type[Section]]:
         yield from _sections_in(part)
 
 
-def near_key(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str | None:
+def near_key(word: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str | None:
     """Return the valid key that is most similar to an unknown key; None if no valid key is similar.
 
     Args:
         known: The valid keys of the same section, which are tried first.
         sections: The valid keys of all sections, by section; a key found here is returned as "section.key".
     """
-    names = [ALSO_CALLED.get(given.lower(), given), given.lower()]
+    names = [ALSO_CALLED.get(word.lower(), word), word.lower()]
     near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
     for section, keys in (sections or {}).items():
         near = near or next((f"{section}.{name}" for name in names if name in keys), None)
     return near
 
 
-def _meant(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str:
-    near = near_key(given, known, sections)
+def _meant(word: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str:
+    near = near_key(word, known, sections)
     return f" (did you mean {near}?)" if near else ""
 
 

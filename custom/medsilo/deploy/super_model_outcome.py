@@ -109,11 +109,11 @@ class SuperModelOutcome(Outcome):
         ]
 
     # ------------------------------------------------------------------ at a site
-    def take(self, end: SiteOutcome, told: Facts) -> Facts:
+    def take(self, end: SiteOutcome, facts: Facts) -> Facts:
         """Assemble the super model from the delivered models, and disclose the super model's scores on the validation
         cases.
         """
-        shown = SuperModelNews.model_validate(told).shown
+        shown = SuperModelNews.model_validate(facts).shown
         models = zip(end.plan.participation.sites, end.modules["experts"].children(), strict=True)
         personal = {site: expert.state_dict() for site, expert in models if site in shown}
         common, selector = (end.modules[name].state_dict() for name in ("global", "selector"))
@@ -126,11 +126,11 @@ class SuperModelOutcome(Outcome):
             return {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
-    def tested(self, end: SiteOutcome, model: nn.Module, told: Facts) -> nn.Module:
+    def tested(self, end: SiteOutcome, model: nn.Module, facts: Facts) -> nn.Module:
         """Return the site's super model, set to the threshold that has the best mean score over all sites' validation
         cases.
         """
-        found = SuperModelNews.model_validate(told)
+        found = SuperModelNews.model_validate(facts)
         for names in found.absent.values():
             check_absent(names, end.task)
         settled = SuperModel.load(end.folder / paths.SUPER_MODEL, end.plan)
@@ -294,9 +294,11 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
     return tune({gamma: (cases, total) for gamma, total in zip(THRESHOLDS, sums, strict=True)})
 
 
-def recognised(told: Mapping[str, Choices]) -> float | None:
+def recognised(choices: Mapping[str, Choices]) -> float | None:
     """Return the fraction of validation cases for which the selector chooses the case's own hospital."""
-    shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
+    shares = [
+        choice.chosen.get(site, 0) / sum(choice.chosen.values()) for site, choice in choices.items() if choice.chosen
+    ]
     return sum(shares) / len(shares) if shares else None
 
 

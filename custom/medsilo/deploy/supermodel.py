@@ -47,7 +47,7 @@ class Tuning:
         best = max(score for _, _, score in self.curve)
         runs = groupby(self.curve, lambda point: best - point[2] <= EQUAL)
         plateaus = [[gamma for gamma, _, _ in run] for is_best, run in runs if is_best]
-        return max(((own[0], own[-1]) for own in plateaus), key=lambda ends: (ends[1] - ends[0], ends[1]))
+        return max(((plateau[0], plateau[-1]) for plateau in plateaus), key=lambda ends: (ends[1] - ends[0], ends[1]))
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:

@@ -46,13 +46,13 @@ class Acceptance:
         self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
-    def accept(self, site: str, message: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
+    def accept(self, site: str, message: StudyMessage, request: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the answer as a typed object, or raise Refused if the answer is invalid.
 
         Args:
             known: the sites that have answered already
         """
-        task, number = asked
+        task, number = request
         if site not in (self.sites if task == "round" else self.everyone):
             raise Refused(f"{site} is not a site of this study")
         if site in known:
@@ -94,9 +94,9 @@ class Acceptance:
         self._check_subgroups(site, answer)
 
     def _check_subgroups(self, site: str, answer: Tested) -> None:
-        for one in answer.subgroups:
-            self._in_range(f"test (subgroup {plain(one.level, 60)})", one.score)
-            if one.subgroup == HOSPITAL and one.level != site:
+        for subgroup in answer.subgroups:
+            self._in_range(f"test (subgroup {plain(subgroup.level, 60)})", subgroup.score)
+            if subgroup.subgroup == HOSPITAL and subgroup.level != site:
                 raise Refused("the site sends the score of another hospital")
         if answer.subgroups and (self.plan.task.scripted or answer.test is None):
             raise Refused("the site sends scores of subgroups, but no score over all test cases")

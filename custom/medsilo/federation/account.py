@@ -85,7 +85,7 @@ class PrivacyAccount:
                 groups[group][name] = tensor
             return StudyMessage(groups, facts["facts"])
 
-    def settle(self, request: StudyMessage, reply: StudyMessage, what: str, charges: Sequence[Charge]) -> None:
+    def settle(self, request: StudyMessage, reply: StudyMessage, purpose: str, charges: Sequence[Charge]) -> None:
         """Charge an answer to the ledger, after saving it in place of the saved answer to an earlier request of
         the same task.
 
@@ -96,7 +96,7 @@ class PrivacyAccount:
         self._tell_hospital(charges)
         # A site charges the ledger in the last step before the site sends an answer. If the process dies between the
         # charge and the sending, the ledger charges an answer that did not leave the site.
-        self.ledger.charge(self.study, what, self.attempt, charges)
+        self.ledger.charge(self.study, purpose, self.attempt, charges)
 
     def _path(self, request: StudyMessage) -> Path:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
@@ -146,10 +146,10 @@ class Accounting:
         reply = self._charged(StudyMessage(message.groups, facts), asked, stop)
         return replace(reply, facts={**reply.facts, "ledger": ledger.signed_head()})
 
-    def _charged(self, message: StudyMessage, asked: Request, stop: Stop) -> StudyMessage:
+    def _charged(self, message: StudyMessage, request: Request, stop: Stop) -> StudyMessage:
         if reply := self.account.again(message):
             return reply
-        state, own, account = self.participant.state, (asked.task, asked.round), self.account
+        state, own, account = self.participant.state, (request.task, request.round), self.account
         charges = [*self._trained(*own), *self._numbers.charges(*own), *self._beside(*own)]
         account.ledger.afford(account.study, charges)
         state.attempt = account.begin()
@@ -159,7 +159,7 @@ class Accounting:
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
         # the participant must not use its state in memory before the answer that belongs to this state is charged
         done, state.done = state.done, -1
-        what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
+        what = f"{request.task} {request.round}" if request.task == "round" else request.task
         account.settle(message, reply, what, charges)
         state.done = done
         return reply

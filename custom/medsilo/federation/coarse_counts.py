@@ -26,7 +26,10 @@ def coarse_counts(
         of_class: minimum number of patients that each class must have
     """
     pairs = {name for name, length in objective.layout.items() if length == 2}
-    cut = {name: own.clamp(*objective.told_range(name)) if name in pairs else own for name, own in measures.items()}
+    cut = {
+        name: measure.clamp(*objective.told_range(name)) if name in pairs else measure
+        for name, measure in measures.items()
+    }
     told = {}
     for name, own in objective.counts(cut, patients, 0).items():
         known = ~cut.get(name, measures[WEIGHT]).isnan()
@@ -48,12 +51,12 @@ def coarse_counts(
 
 
 def _coarse_mean(
-    objective: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
+    objective: Objective, name: str, values: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
     """Return a rounded mean as two numbers: the mean times the rounded number of patients, and the rounded number of
     patients.
     """
-    total, number = own
+    total, number = values
     # A mean over patients is computed from one value per patient.
     if name.endswith(BY_PATIENT):
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
@@ -74,7 +77,7 @@ def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolu
 
 
 def coarse_reliability(
-    sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
+    sums: Sequence[float], histograms: Sequence[float], counts: Sequence[float], classes: int, resolution: Resolution
 ) -> list[float]:
     """Return, for each bin of probabilities, the rounded number of cases times the rounded mean probability.
 
@@ -82,9 +85,9 @@ def coarse_reliability(
 
     Args:
         histograms: the exact histograms
-        told: the rounded histograms
+        counts: the rounded histograms
     """
-    cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
+    cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, counts))
     everyone = sum(cases) / len(judged(classes))
     found = []
     for number, (total, count, told_count) in enumerate(zip(sums, cases, shown, strict=True)):

@@ -109,23 +109,23 @@ class Disclosure:
         declared = self.settings.data.subgroups if self.settings.data and members else {}
         self.levels = levels_of(declared, members or {}, self.patients["test"], context.site)
 
-    def disclose(self, found: ExactResult) -> Told:
+    def disclose(self, result: ExactResult) -> Told:
         """Return an answer's fields from an exact result, and record the disclosed numbers in the query budget."""
-        match found:
+        match result:
             case ExactMessage(secagg=secagg):
                 return {"secagg": secagg}
             case ExactRound():
-                return self._trained(found)
+                return self._trained(result)
             case ExactDelivery():
                 if self.tells("validation"):
                     self.protection.note(validation=1 + self.plan.algorithm.outcome.scores_besides)
-                return {**self.validated(found.validated), "outcome": found.outcome}
+                return {**self.validated(result.validated), "outcome": result.outcome}
             case ExactTest():
-                tested = self.tested(found.selected, found.scores)
-                decisive = found.decisive if CHANCES in tested["counts"] else None
+                tested = self.tested(result.selected, result.scores)
+                decisive = result.decisive if CHANCES in tested["counts"] else None
                 threshold = None if decisive is None else self.threshold(decisive)
                 self.protection.note(test=self.tells("test"), validation=threshold is not None)
-                return {**tested, "threshold": threshold, "outcome": found.outcome}
+                return {**tested, "threshold": threshold, "outcome": result.outcome}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.sealed
         told = {"classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
         return {"shares": shares, "steps": self.steps, **told}
@@ -173,11 +173,11 @@ class Disclosure:
             *(SiteWarning(kind="near", numbers=(PARTS.index(part), self.least)) for part in sorted(self.too_near)),
         ]
 
-    def _trained(self, found: ExactRound) -> Told:
-        means = {name: finite(self.trained(name, mean, found.samples)) for name, mean in found.trained.items()}
-        tells = found.validated is not None and self.tells("validation")
+    def _trained(self, result: ExactRound) -> Told:
+        means = {name: finite(self.trained(name, mean, result.samples)) for name, mean in result.trained.items()}
+        tells = result.validated is not None and self.tells("validation")
         self.protection.note(train=any(mean is not None for mean in means.values()), validation=tells)
-        return {"samples": self.samples(found.samples), **self.validated(found.validated), **means}
+        return {"samples": self.samples(result.samples), **self.validated(result.validated), **means}
 
     def validated(self, scored: ExactScores | None) -> Told:
         if scored is None or not self.tells("validation"):

@@ -51,7 +51,7 @@ class Store:
         ):  # if the file of embeddings is missing or incomplete, it is written again
             found, _ = load_tensors(self.path)
             digests, embeddings = found["digests"].numpy(), found["embeddings"].clone()
-            self.known = {digest.tobytes(): own for digest, own in zip(digests, embeddings, strict=True)}
+            self.known = {digest.tobytes(): embedding for digest, embedding in zip(digests, embeddings, strict=True)}
         self.written = len(self.known)
 
     def write(self) -> None:

@@ -51,7 +51,7 @@ def take_files(context: "SiteContext", message: StudyMessage) -> StudyMessage:
     came = groups.pop(FILES, {})
     for file in {name.partition(".")[0] for name in came}:
         pieces = [came.get(f"{file}.{number}") for number in range(len(came))]
-        found = [own for own in pieces if own is not None]
+        found = [piece for piece in pieces if piece is not None]
         if file not in wanted or not found or any(own.dtype is not torch.uint8 or own.ndim != 1 for own in found):
             raise Refused("the server sends a file that the plan does not name")
         weight_cache.keep(file, bytes_of(torch.cat(found)), context.models)

@@ -118,7 +118,7 @@ class Participant:
         self.codec = codec or UpdateCodec()
         self.warnings: list[SiteWarning] = []  # warnings to the lead that the site sends with the present answer
 
-    def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
+    def find(self, request: Request, groups: Groups, stop: Stop) -> ExactResult:
         """Carry out the server's request, and return the exact result.
 
         Args:
@@ -132,17 +132,17 @@ class Participant:
             stop()
             doing.step()
 
-        with doing.answering(asked.task, asked.round):
+        with doing.answering(request.task, request.round):
             check_disk(self.context.folder)
-            seed = seed_for(self.trainer.drawn_from, self.context.site, "work", asked.round)
+            seed = seed_for(self.trainer.drawn_from, self.context.site, "work", request.round)
             with self.state.compute.reproducible(seed):
-                if self.embedding and asked.task in EMBEDDED:
+                if self.embedding and request.task in EMBEDDED:
                     doing.begin("measuring")
                     self.embedding.complete(step)
-                return work[asked.task](asked, groups, step)
+                return work[request.task](request, groups, step)
 
     # ------------------------------------------------------------------ the kinds of work
-    def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
+    def _join(self, request: Request, groups: Groups, stop: Stop) -> ExactResult:
         write_provenance(self.context.folder, self.context.plan, self.state.compute.description)
         if self.data.survey:
             # the survey of the data stays at the site, because the survey contains file names
@@ -152,33 +152,33 @@ class Participant:
             write_json(self.context.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
         return ExactResult()
 
-    def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
+    def _round(self, request: Request, groups: Groups, stop: Stop) -> ExactRound:
         """Load the aggregated tensors, validate, train, and return the tensors that the site sends in the phase."""
         if not self.context.trains:
             raise Refused("this hospital does not train in this study (participation.evaluation_sites)")
-        started, number, trainer = time.monotonic(), asked.round, self.trainer
+        started, number, trainer = time.monotonic(), request.round, self.trainer
         phase = self.context.plan.course.phase_of(number)
-        self._stand_after(number - 1, asked)
-        self._receive(asked, groups, phase)
+        self._stand_after(number - 1, request)
+        self._receive(request, groups, phase)
         scored = self._validate(number - 1, stop)
         learns = phase.trains_at(self.context.site, number, self.context.trainers, self.context.plan.seed)
         loss = trainer.work(number, phase, stop) if learns else math.nan
         scored = self.choice.scored_late(number - 1) or scored
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
-        self.codec.check(asked, phase, self.state.modules)
+        self.codec.check(request, phase, self.state.modules)
         self.state.done = number
         self.state.save()
         self._write_row(number, phase.name, scored, time.monotonic() - started, train_loss=finite(loss))
         given = self.state.sent(phase) if learns else {}
-        sent = self.codec.seal(asked, phase, given, self.disclosure.weight(trainer.samples))
+        sent = self.codec.seal(request, phase, given, self.disclosure.weight(trainer.samples))
         return ExactRound({"train_loss": loss}, trainer.samples, scored, groups=sent)
 
-    def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
+    def _deliver(self, request: Request, groups: Groups, stop: Stop) -> ExactDelivery:
         """Load the models of the last round, and evaluate these models on the validation cases."""
-        number, plan, folder = asked.round, self.context.plan, self.context.folder
-        self._stand_after(number, asked)
-        self._receive(asked, groups, plan.course.delivery)
+        number, plan, folder = request.round, self.context.plan, self.context.folder
+        self._stand_after(number, request)
+        self._receive(request, groups, plan.course.delivery)
         if not self.context.trains:
             part = self.data.train if self.disclosure.cases["train"] else self.data.test
             plan.algorithm.measure_unseen(self.state.modules, lambda: (x for x, _ in self.trainer.in_order(part, stop)))
@@ -187,26 +187,28 @@ class Participant:
         self._write_row(number + 1, "deliver", scored, 0.0)
         self.evaluation.draw_inputs(plan.algorithm.input_layer(self.state.modules), folder)
         self.state.save_model(paths.LAST, number)
-        return ExactDelivery(scored, plan.algorithm.outcome.take(self._end(stop), asked.outcome))
+        return ExactDelivery(scored, plan.algorithm.outcome.take(self._end(stop), request.outcome))
 
-    def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
+    def _test(self, request: Request, groups: Groups, stop: Stop) -> ExactTest:
         """Evaluate the selected model on the site's test cases."""
         folder, outcome = self.context.folder, self.context.plan.algorithm.outcome
-        selected = self._take_selected(asked, groups)
+        selected = self._take_selected(request, groups)
         self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
-        model = outcome.tested(end, self.state.model, asked.outcome)
+        model = outcome.tested(end, self.state.model, request.outcome)
         task = self.context.plan.task
         self.trainer.doing.begin("testing")
         scores = ExactScores(*self.evaluation.evaluate(self.data.test, stop, model, task.goal.measuring))
         told = outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         self.disclosure.write_cases(folder, scores.measures)  # the measures of single cases stay at the site
-        made_of = selected if told is None else asked.round  # a super model counts as the model of the requested round
+        made_of = (
+            selected if told is None else request.round
+        )  # a super model counts as the model of the requested round
         return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
     # ------------------------------------------------------------------ models
-    def _take_selected(self, asked: Request, groups: Groups) -> int:
+    def _take_selected(self, request: Request, groups: Groups) -> int:
         """Load the model to test, and return the round of this model.
 
         The tested model is the site's best model by its own validation, the model that the coordinator sends, or the
@@ -218,10 +220,10 @@ class Participant:
         if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
         self.state.load_model(paths.LAST)
-        if not groups or asked.selected is None:
-            return asked.round
+        if not groups or request.selected is None:
+            return request.round
         self.state.take_over(groups, self.context.plan.course.last, self.codec.keeps_at_home)
-        return asked.selected
+        return request.selected
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
         """Return the measures of the validation cases, from which the threshold is computed, or None if the site sends
@@ -285,10 +287,10 @@ class Participant:
                 raise Refused(f"{DIVERGED} in round {number}: {error}; lower the learning rate") from error
 
     # ------------------------------------------------------------------ saving the state and files for the hospital
-    def _stand_after(self, number: int, asked: Request) -> None:
+    def _stand_after(self, number: int, request: Request) -> None:
         with self.trainer.protection.fitting():
-            self.trainer.truncate(asked.train_cases)
-        if warning := self.state.restore_after(number, asked.last):
+            self.trainer.truncate(request.train_cases)
+        if warning := self.state.restore_after(number, request.last):
             self.warnings.append(warning)
 
     def _write_row(

@@ -313,7 +313,7 @@ class PrivateSite:
         rounds = sum(phase.rounds for phase in self.numbers.plan.course.phases if phase.trains)
         beside = [*self.numbers.planned(), *self._releases(self._released)]
         return noise_for(
-            self.numbers.promise.epsilon, self.numbers.promise.delta, self.rate, self.steps * rounds, beside=beside
+            self.numbers.promise.epsilon, self.numbers.promise.delta, self.rate, self.steps * rounds, charges=beside
         )
 
     @cached_property

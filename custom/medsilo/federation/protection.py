@@ -143,7 +143,7 @@ class Protection:
         task, number = answer.facts["task"], answer.facts["round"]
         self.enter(f"a script's answer to {task} {number}" if number else f"a script's answer to {task}", bits, rho)
 
-    def enter(self, what: str, bits: Mapping[str, int], rho: float | None = None) -> None:
+    def enter(self, purpose: str, bits: Mapping[str, int], rho: float | None = None) -> None:
         """Record in the signed ledger how many bits a training script may have sent."""
         if not self.on:
             return
@@ -152,7 +152,7 @@ class Protection:
         self._ledger = self._ledger or ledger_of(self.budget, self.requester.data, self.kit)
         own, plan = self.requester, self.plan
         spending = Spending(study=own.study, plan=plan.hash, method=plan.algorithm.title, lead=own.lead)
-        self._ledger.enter(CountedStudy(spending), what, bits, rho)
+        self._ledger.enter(CountedStudy(spending), purpose, bits, rho)
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:

@@ -103,7 +103,7 @@ def write_levels(folder: Path, levels: Mapping[tuple[str, str], Collection[str]]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([SUBGROUP, LEVEL, PATIENT])
-    for (name, word), own in levels.items():
-        told: list[int | str] = [*sorted(numbers[patient] for patient in own)]
+    for (name, word), level in levels.items():
+        told: list[int | str] = [*sorted(numbers[patient] for patient in level)]
         writer.writerows((name, word, number) for number in told or [""])
     write_text(folder / SUBGROUPS, text.getvalue())

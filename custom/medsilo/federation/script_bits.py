@@ -68,7 +68,7 @@ def most_bits(plan: Plan) -> list[Stretch]:
 def _rounds(plan: Plan) -> Iterator[Stretch]:
     modules = plan.layout()
     for stretch in plan.course.stretches():
-        sent = [own for tensors in views(stretch.phase.sent, modules).values() for own in tensors.values()]
+        sent = [tensor for tensors in views(stretch.phase.sent, modules).values() for tensor in tensors.values()]
         bits = {
             **_beside(plan, "round"),
             "tensors": 8 * sum(packed(own, plan.transport.precision).nbytes for own in sent),
@@ -195,6 +195,6 @@ def _numbers(value: Any) -> Iterator[float]:
 def in_all(stretches: Sequence[Stretch]) -> Counter[str]:
     """Return, for each kind of field, the total bits in all messages of a study."""
     found: Counter[str] = Counter()
-    for one in stretches:
-        found.update({kind: one.times * bits for kind, bits in one.bits.items()})
+    for stretch in stretches:
+        found.update({kind: stretch.times * bits for kind, bits in stretch.bits.items()})
     return found

@@ -95,17 +95,26 @@ class SiteContext:
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, Any], budget: QueryBudget | None = None) -> "SiteContext":
+    def read(cls, payload: Mapping[str, Any], budget: QueryBudget | None = None) -> "SiteContext":
         """Restore the context from the values of another process.
 
         Args:
-            told: the values that `to_facts` returned
+            payload: the values that `to_facts` returned
             budget: the query budget, if another process keeps it
         """
-        settings = SiteSettings.model_validate(told["settings"])
-        plan = parse_plan(told["plan"], allowed=settings.packages)
-        kit = KitFiles(**told["kit"]) if told["kit"] else None
-        return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit, budget=budget)
+        settings = SiteSettings.model_validate(payload["settings"])
+        plan = parse_plan(payload["plan"], allowed=settings.packages)
+        kit = KitFiles(**payload["kit"]) if payload["kit"] else None
+        return cls(
+            plan,
+            payload["site"],
+            payload["sites"],
+            settings,
+            Path(payload["folder"]),
+            payload["lead"],
+            kit,
+            budget=budget,
+        )
 
 
 def promises_privacy(context: SiteContext) -> bool:
@@ -143,18 +152,18 @@ class UpdateCodec:
     # whether the server leaves out tensor groups that a site computes itself
     keeps_at_home = False
 
-    def letter(self, asked: Request) -> dict[str, Any]:
+    def letter(self, request: Request) -> dict[str, Any]:
         """Answer a request that secure aggregation makes between two rounds."""
         raise Refused("the server asks for masked numbers, but the plan has no secure aggregation")
 
-    def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
+    def open(self, request: Request, groups: Groups, modules: Modules) -> Groups:
         """Decrypt the received groups of tensors that only sites, and not the server, can read."""
         return groups
 
-    def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
+    def check(self, request: Request, phase: Phase, modules: Modules) -> None:
         """If the tensors of a round can't be encoded, raise Refused before the site saves the round's state."""
 
-    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
+    def seal(self, request: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Encode the groups of tensors to send.
 
         Args:

@@ -82,19 +82,19 @@ class _World:
     """All subgroup levels and all groups with disclosed scores, to which one hypothetical patient may be added."""
 
     def __init__(
-        self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
+        self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, index: int = 0
     ) -> None:
         """If `to` is a level, add a hypothetical patient to this level, to the hospital and to a class; otherwise, add
         no patient.
 
         Args:
             to: the level of the added patient
-            place: the index of the patient's class in `known`
+            index: the index of the patient's class in `known`
         """
         added: Group = frozenset() if to is None else frozenset({"a patient who is not there"})
         joined = {to, *(level for level in levels if level[0] == HOSPITAL)}
         self.levels = {level: own | added if level in joined else own for level, own in levels.items()}
-        told = [own | added if number in (0, place) else own for number, own in enumerate(known)]
+        told = [own | added if number in (0, index) else own for number, own in enumerate(known)]
         self.told = [own for own in told if own]
 
     def takes(self, level: Level, least: int) -> bool:
@@ -115,7 +115,7 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}
     for who in everyone:
-        mark = tuple(who in own for own in groups)
+        mark = tuple(who in group for group in groups)
         marks[mark] = marks.get(mark, 0) + 1
     atoms, sizes = np.array([*marks], float), np.array([*marks.values()])
     _, strengths, rows = np.linalg.svd(atoms.T, full_matrices=False)
@@ -139,21 +139,21 @@ def scores_of(
     measures: Measures,
     patients: Sequence[str],
     levels: Mapping[Level, Group],
-    told: Mapping[Level, Resolution],
+    resolutions: Mapping[Level, Resolution],
 ) -> list[SubgroupScore]:
     """Return the rounded score of each subgroup level.
 
     Args:
-        told: the rounding of each level whose score may leave the hospital
+        resolutions: the rounding of each level whose score may leave the hospital
     """
     low, high = objective.metric_range
     found = []
-    for (name, word), own in levels.items():
-        resolution = told.get((name, word))
+    for (name, word), level in levels.items():
+        resolution = resolutions.get((name, word))
         if resolution is None:
             found.append(SubgroupScore(subgroup=name, level=word))
             continue
-        places = torch.tensor([place for place, who in enumerate(patients) if who in own])
+        places = torch.tensor([place for place, who in enumerate(patients) if who in level])
         parts = objective.parts(measures, places)
         score = float(parts.mean())
         known = bool(torch.isfinite(parts).all()) and low - SLACK <= score <= high + SLACK
@@ -187,8 +187,8 @@ def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
     return float(moves.clamp(max=most).sum()) / max(len(number) - 1, 1)
 
 
-def some_of(data: Dataset, places: Sequence[int]) -> Dataset:
+def some_of(data: Dataset, indices: Sequence[int]) -> Dataset:
     """Return a subset of the cases; the function does not read the data of the cases."""
     if isinstance(data, Cases):
-        return Cases(data.inputs[places], data.targets[places], [data.patients[place] for place in places])
-    return CaseSubset(data, places, patients_of(data), labels_of(data))
+        return Cases(data.inputs[indices], data.targets[indices], [data.patients[place] for place in indices])
+    return CaseSubset(data, indices, patients_of(data), labels_of(data))

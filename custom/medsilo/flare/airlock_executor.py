@@ -61,15 +61,15 @@ class ScriptStart(Section):
     command: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=100)] = ("python3", "-u")
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> "ScriptStart":
+    def of(cls, message: dict[str, Any]) -> "ScriptStart":
         """Return the script's command from the arguments that the job's configuration gives NVFlare's script executor.
 
         Raises Refused if the arguments do not name a valid script.
         """
         try:
-            if script := given.get("task_script_path"):
-                return cls(file=script, arguments=words_of(given.get("task_script_args") or ""))
-            words = words_of(given.get("command") or "")
+            if script := message.get("task_script_path"):
+                return cls(file=script, arguments=words_of(message.get("task_script_args") or ""))
+            words = words_of(message.get("command") or "")
             place = next(n for n, word in enumerate(words) if word.startswith(f"{CUSTOM}/"))
             return cls(
                 file=words[place].removeprefix(f"{CUSTOM}/"),
@@ -80,13 +80,13 @@ class ScriptStart(Section):
             raise Refused("the job does not name its script, or the script's name has odd characters") from error
 
 
-def words_of(told: Any) -> tuple[str, ...]:
+def words_of(reply: Any) -> tuple[str, ...]:
     """Split a command line into words in the way in which NVFlare splits it.
 
     >>> words_of("--epochs 2")
     ('--epochs', '2')
     """
-    return tuple(map(str, told)) if isinstance(told, list | tuple) else tuple(shlex.split(str(told)))
+    return tuple(map(str, reply)) if isinstance(reply, list | tuple) else tuple(shlex.split(str(reply)))
 
 
 class AirlockExecutor(MedsiloExecutor):
@@ -181,7 +181,7 @@ def start_of(config: Path) -> ScriptStart:
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
         told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
         executors: Sequence[Any] = told["executors"]
-        (own,) = (one["executor"] for one in executors)
+        (own,) = (executor["executor"] for executor in executors)
         return ScriptStart.of(own["args"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused("the job has no training script of medsilo's recipes, and this hospital runs no other") from error

@@ -108,8 +108,8 @@ class CertificateEnds:
             told = {one: days for one, days in self.kept.told.items() if one != name}
             self._keep({**self.kept.ends, name: end}, told)
 
-    def _keep(self, ends: dict[str, float], told: dict[str, int]) -> None:
-        self.kept = _Kept(ends=ends, told=told)
+    def _keep(self, ends: dict[str, float], reported: dict[str, int]) -> None:
+        self.kept = _Kept(ends=ends, told=reported)
         write_passing(self.file, self.kept.model_dump())
 
 

@@ -52,13 +52,13 @@ from nvflare_reliability.message_limits import Gate
 from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
-def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
+def note(folder: Path, request: Mapping[str, Any] | None = None, **facts: Any) -> None:
     """Append a line to a site's log of answers; the function ignores errors of the disk."""
-    if asked is not None:
-        number = asked.get("round")
+    if request is not None:
+        number = request.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
-        told |= {"task": plain(asked.get("task", ""), 40), "round": number if known else 0}
-    line = LogEntry(at=time.time(), **told).model_dump(mode="json", exclude_defaults=True)
+        facts |= {"task": plain(request.get("task", ""), 40), "round": number if known else 0}
+    line = LogEntry(at=time.time(), **facts).model_dump(mode="json", exclude_defaults=True)
     with suppress(OSError):
         make_folder(folder)
         descriptor = os.open(folder / paths.DIARY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE)

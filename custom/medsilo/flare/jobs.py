@@ -30,7 +30,7 @@ def plan_of(
     changes: Iterable[str] = (),
     plan: Path | None = None,
     allowed: Collection[str] = ANY,
-    here: bool = False,
+    local: bool = False,
 ) -> Plan:
     """Return the plan of a job.
 
@@ -42,9 +42,9 @@ def plan_of(
     is_file = Path(job).suffix in YAML or Path(job).is_file()
     own = Path(job) if is_file else find_job(job)
     if plan is None:
-        return parse_plan(values_of(own, read_plan), changes, allowed, here)
+        return parse_plan(values_of(own, read_plan), changes, allowed, local)
     method = parse_plan(values_of(own, read_plan), allowed=allowed).algorithm
-    chosen = parse_plan(read_plan(plan, method), changes, allowed, here)
+    chosen = parse_plan(read_plan(plan, method), changes, allowed, local)
     if chosen.algorithm.name != method.name:
         raise MedsiloError(
             f"--set algorithm.name={chosen.algorithm.name}: the job's method is {method.name}; leave it out, or give "

@@ -362,13 +362,13 @@ def revoked_in(kit: Path) -> str:
     return ""
 
 
-def take_revoked(kit: Path, told: object) -> None:
+def take_revoked(kit: Path, message: object) -> None:
     """Save the server's list of revoked certificates if this list is newer than the list that is already saved.
 
     A list of revoked certificates that the root authority has not signed is ignored.
     """
     with suppress(OSError, ValueError):
-        if isinstance(told, str) and len(told) <= LARGEST and is_newer(text := told.encode(), kit):
+        if isinstance(message, str) and len(message) <= LARGEST and is_newer(text := message.encode(), kit):
             write_bytes(kit / LIST, text)
             write(kit, Event("certificate", f"the consortium has revoked {len(list_in(kit) or [])} certificates"))
 
@@ -458,10 +458,10 @@ class HospitalEvents(LostConnections):
             write(kit, Event("refused", reason, job=job, needs_somebody=True))
         return reason
 
-    def _hear_of_server(self, kit: Path, told: object) -> None:
+    def _hear_of_server(self, kit: Path, message: object) -> None:
         self.last_heard = time.monotonic()
-        if told is not None:
-            take_revoked(kit, told)
+        if message is not None:
+            take_revoked(kit, message)
 
     @staticmethod
     def _hear_of_expulsion(kit: Path) -> None:

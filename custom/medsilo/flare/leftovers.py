@@ -61,7 +61,7 @@ def storage_of(kit: Path) -> Path | None:
         return None
     with reading("local/resources.json"):
         components = json.loads(path.read_text(encoding="utf-8"))["components"]
-        roots = [one["args"]["uri_root"] for one in components if one["id"] == "job_manager"]
+        roots = [component["args"]["uri_root"] for component in components if component["id"] == "job_manager"]
     return Path(roots[0]).parent if roots else None
 
 

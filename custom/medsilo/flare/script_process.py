@@ -135,7 +135,7 @@ class ScriptProcess(ConvertToFedEvent):
         value, kind = logged.data[TrackConst.TRACK_VALUE], logged.get_meta_prop(TrackConst.DATA_TYPE_KEY)
         several = value if isinstance(value, dict) else {tag: value}
         numbers = {name: float(own) for name, own in several.items() if isinstance(own, int | float)}
-        told = {name: own for name, own in numbers.items() if name in self._names}
+        told = {name: number for name, number in numbers.items() if name in self._names}
         if tag not in self._names or not told or kind not in NUMBERS:
             if tag not in self._silent and len(self._silent) < MOST_SILENT:
                 self._silent.add(tag)

@@ -40,14 +40,14 @@ class StudyEvents:
         found.lead = submitter_of(fl_ctx) or ""
         return found
 
-    def tell(self, what: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
+    def tell(self, kind: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
         """Write an event. Events of the kinds in EVIDENCE also name the plan's hash and the lead."""
-        if what in EVIDENCE:
+        if kind in EVIDENCE:
             asked = [f"{name} {value}" for name, value in (("plan", self.plan), ("of", self.lead)) if value]
             text = ": ".join(([" ".join(asked)] if asked else []) + [text])
         if self.kit:
             by = who or self.lead or "the server"
-            write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody, by))
+            write(self.kit, Event(kind, text, who, self.study, self.job, needs_somebody, by))
 
     def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
         """Write an event for each site that has become absent in a round, and for each site that has returned.

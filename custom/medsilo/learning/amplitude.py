@@ -72,11 +72,11 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
         self._wrong: Tensor | None = None  # on a GPU: counts of NaN and of infinite pixels in one epoch
 
-    def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
+    def _apply(self, *args: Any, **named: Any) -> "AmplitudeNorm":
         """The number of batches and the frozen state stay in the CPU's memory, because reading a GPU's memory means
         waiting for the GPU.
         """
-        super()._apply(*given, **named)
+        super()._apply(*args, **named)
         if self.amplitude.device.type == "cuda":
             self.batches, self.frozen = self.batches.cpu(), self.frozen.cpu()
         return self
@@ -201,8 +201,8 @@ def _not_numbers(images: Tensor) -> Tensor:
     return torch.stack([wrong.sum(), wrong.any(1).sum(), torch.full_like(wrong.sum(), len(images))])
 
 
-def _refuse(found: Tensor) -> NoReturn:
-    pixels, images, of = found.tolist()
+def _refuse(values: Tensor) -> NoReturn:
+    pixels, images, of = values.tolist()
     raise DataError(
         f"{pixels} pixels in {images} of {of} images of training batches are NaN or infinite; correct the images"
     )

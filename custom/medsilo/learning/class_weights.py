@@ -39,11 +39,11 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
         share: the factor of the cross entropy in ℓ
     """
 
-    def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
+    def extra(output: Tensor, target: Tensor, classes: list[int] | None) -> Tensor:
         if output.shape[1] == 1:
             output = torch.cat([torch.zeros_like(output), output], 1)
         entropies = cross_entropy(output, target, reduction="none")
-        own = weights if kept is None else weights[kept]
+        own = weights if classes is None else weights[classes]
         there = own.to(output.device, non_blocking=True)
         return ((there[labels_in(target)] - 1) * entropies).mean()
 

@@ -48,12 +48,12 @@ class FeatureSums(nn.Module):
         self.register_buffer("products", torch.zeros(features, features, dtype=torch.float64))
 
     @contextmanager
-    def collecting(self, network: nn.Module, place: int) -> Iterator[TrainStep]:
+    def collecting(self, network: nn.Module, index: int) -> Iterator[TrainStep]:
         """Yield a training step that adds the features of a batch to the sums of features, and that changes no weight.
 
         Args:
             network: A feature is an input of its last layer.
-            place: The index of the hospital's row.
+            index: The index of the hospital's row.
         """
         mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0
 
@@ -69,8 +69,8 @@ class FeatureSums(nn.Module):
         yield Watch(collect)
         for sums in (self.present, self.means, self.products):
             sums.zero_()
-        self.present[place] = 1
-        self.means[place] = mean / cases
+        self.present[index] = 1
+        self.means[index] = mean / cases
         self.products.copy_(products / cases)
 
 

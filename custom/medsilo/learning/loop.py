@@ -57,14 +57,14 @@ def batches(
         yield from loaded(dataset, sampler, compute)
 
 
-def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
+def loaded(dataset: Dataset, batches: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
     """Yield batches on the site's device; if the device is a GPU, the GPU augments whole batches.
 
     Args:
-        places: The indices of the cases in each batch.
+        batches: The indices of the cases in each batch.
     """
     try:
-        yield from _loaded(dataset, places, compute)
+        yield from _loaded(dataset, batches, compute)
     except RuntimeError as error:
         if not compute.workers or "shared memory" not in str(error):
             raise
@@ -73,14 +73,14 @@ def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> I
         ) from error
 
 
-def _loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
+def _loaded(dataset: Dataset, batches: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
     parallel: Any = {"num_workers": compute.workers, "pin_memory": compute.on_card}
     if not (isinstance(dataset, DrawnCases) and dataset.change):
-        for inputs, targets in DataLoader(dataset, batch_sampler=places, **parallel):
+        for inputs, targets in DataLoader(dataset, batch_sampler=batches, **parallel):
             yield compute.moved(inputs, targets)
         return
     whole: Any = ChangedBatches(dataset, later=compute.on_card)
-    for inputs, targets, *seeds in DataLoader(whole, sampler=places, batch_size=None, **parallel):
+    for inputs, targets, *seeds in DataLoader(whole, sampler=batches, batch_size=None, **parallel):
         batch = compute.moved(inputs, targets)
         yield dataset.changed(*batch, *seeds) if seeds else batch
 
@@ -91,9 +91,11 @@ class ForCard(Dataset):
     def __init__(self, cases: TensorDataset) -> None:
         self.tensors = cases.tensors
 
-    def __getitem__(self, places: list[int]) -> tuple[Tensor, ...]:
-        index = torch.tensor(places)
-        there = [torch.empty((len(index), *own.shape[1:]), dtype=own.dtype, pin_memory=True) for own in self.tensors]
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, ...]:
+        index = torch.tensor(indices)
+        there = [
+            torch.empty((len(index), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True) for tensor in self.tensors
+        ]
         return tuple(torch.index_select(own, 0, index, out=to) for own, to in zip(self.tensors, there, strict=True))
 
 

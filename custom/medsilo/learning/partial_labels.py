@@ -54,8 +54,8 @@ def known_in(target: Tensor, labels: int) -> Tensor:
     return known
 
 
-def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)
+def places_on(device: torch.device, indices: Sequence[int]) -> Tensor:
+    return torch.tensor(indices, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def told_apart(
@@ -79,13 +79,19 @@ def told_apart(
         absent = [label - overlaps for label in absent_in(mark)]
         here = [case for case, own in enumerate(marks) if own == mark]
         whole = len(here) == len(marks)
-        mine, labels = [one if whole else one[at(here)] for one in outputs], target if whole else target[at(here)]
+        mine, labels = (
+            [output if whole else output[at(here)] for output in outputs],
+            target if whole else target[at(here)],
+        )
         kept = [label for label in range(outputs[0].shape[1]) if label not in absent]
         if mark and overlaps:
             mine, labels = [one[:, at(kept)] for one in mine], labels_in(labels)
         elif mark:
             backgrounds = [one[:, at([0, *absent])].logsumexp(1, keepdim=True) for one in mine]
-            mine = [torch.cat([own, one[:, at(kept[1:])]], 1) for own, one in zip(backgrounds, mine, strict=True)]
+            mine = [
+                torch.cat([background, one[:, at(kept[1:])]], 1)
+                for background, one in zip(backgrounds, mine, strict=True)
+            ]
             labels = labels_in(labels)
             places = torch.zeros(256, dtype=labels.dtype, device=labels.device)
             places[at(kept)] = torch.arange(len(kept), dtype=labels.dtype, device=labels.device)

@@ -72,7 +72,7 @@ class PoissonSample:
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
     if isinstance(dataset, TensorDataset):
         cases: Any = ForCard(dataset) if compute.on_card else dataset
-        return (compute.moved(*cases[own]) for own in batches)
+        return (compute.moved(*cases[batch]) for batch in batches)
     return loaded(dataset, batches, compute)
 
 
@@ -153,7 +153,7 @@ class PrivateSteps:
         Args:
             vectors: The vectors of all cases in order, as batches [cases, length].
         """
-        unit_of = {case: unit for unit, own in enumerate(self.sample.members) for case in own}
+        unit_of = {case: unit for unit, member in enumerate(self.sample.members) for case in member}
         left = [len(own) for own in self.sample.members]
         parts: dict[int, Tensor] = {}
         total, cases = torch.zeros(0, dtype=torch.float64), 0
@@ -222,7 +222,10 @@ class ClippedSum:
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
             there = places.to(gradients[0].device, non_blocking=True)
-            gradients = [own.new_zeros(len(units), *own.shape[1:]).index_add_(0, there, own) for own in gradients]
+            gradients = [
+                gradient.new_zeros(len(units), *gradient.shape[1:]).index_add_(0, there, gradient)
+                for gradient in gradients
+            ]
         if self.open and self.open[0] == int(units[0]):
             rests = zip(gradients, self.open[1], strict=True)
             gradients = [torch.cat([own[:1] + before, own[1:]]) for own, before in rests]
@@ -240,7 +243,7 @@ class ClippedSum:
     def _clip(self, gradients: Sequence[Tensor]) -> None:
         if not len(gradients[0]):
             return
-        parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
+        parts = [torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float64) for gradient in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         # if a norm is 0, the division gives infinity, and the clipping factor is 1
         factors = (WITHIN * self.bound / lengths).clamp(max=1.0)
@@ -258,7 +261,7 @@ def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
     function copies no result to the CPU, because a copy would wait for the GPU.
     """
     if gradients[0].device.type == "cpu":
-        finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)
+        finite = torch.stack([gradient.flatten(1).sum(1).isfinite() for gradient in gradients]).all(0)
         if bool(finite.all()):
             return list(gradients)
     exactly = torch.stack([own.flatten(1).isfinite().all(1) for own in gradients]).all(0)

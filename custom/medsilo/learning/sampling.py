@@ -48,9 +48,9 @@ class DrawnCases(Dataset):
         inputs, targets = self.changed(*self.batch([index]))
         return inputs[0], targets[0]
 
-    def batch(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, targets = default_collate([self._case(place) for place in places])
-        return inputs, targets, torch.tensor([self._seed(place) for place in places])
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, targets = default_collate([self._case(place) for place in indices])
+        return inputs, targets, torch.tensor([self._seed(place) for place in indices])
 
     def changed(self, inputs: Tensor, targets: Tensor, seeds: Tensor) -> Case:
         assert self.change is not None
@@ -74,8 +74,8 @@ class ChangedBatches(Dataset):
     def __init__(self, drawn: DrawnCases, later: bool) -> None:
         self.drawn, self.later = drawn, later
 
-    def __getitem__(self, places: list[int]) -> tuple[Tensor, ...]:
-        batch = self.drawn.batch(places)
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, ...]:
+        batch = self.drawn.batch(indices)
         return batch if self.later else self.drawn.changed(*batch)
 
 

@@ -148,7 +148,7 @@ def batch_norm_input_statistics(
     moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
     for _ in passes(model, loader, device, watched, lambda place, values: moments[place].add(values)):
         pass
-    if not all(own.count for own in moments):
+    if not all(moment.count for moment in moments):
         raise MedsiloError("no statistics: there are no samples, or a layer of the network is never used")
     return [(own.mean.cpu(), own.variance.cpu()) for own in moments]
 
@@ -166,11 +166,11 @@ def moments_of_cases(
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}
 
-    def keep(place: int, values: Tensor) -> None:
+    def keep(index: int, values: Tensor) -> None:
         values = values.detach().double()
-        values = values.movedim(-1, 1) if isinstance(watched[place], nn.Linear) else values
+        values = values.movedim(-1, 1) if isinstance(watched[index], nn.Linear) else values
         values = values.flatten(2) if values.ndim > 2 else values[..., None]
-        seen[place] = torch.cat([values.mean(2), values.square().mean(2)], dim=1)
+        seen[index] = torch.cat([values.mean(2), values.square().mean(2)], dim=1)
 
     for _ in passes(model, loader, device, watched, keep):
         found = torch.cat([seen[place] for place in range(len(watched))], dim=1)

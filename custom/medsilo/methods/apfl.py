@@ -82,10 +82,10 @@ def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
 def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> ObjectiveFunction:
     """Return the objective f(α v + (1 − α) w) as a function of v alone; the shared model w receives no gradient."""
 
-    def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    def objective(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         weights = dict(shared.named_parameters())
-        mixed = {name: torch.lerp(weights[name].detach(), v, alpha) for name, v in own.named_parameters()}
-        return loss(called_with(own, mixed, inputs), targets)
+        mixed = {name: torch.lerp(weights[name].detach(), v, alpha) for name, v in module.named_parameters()}
+        return loss(called_with(module, mixed, inputs), targets)
 
     return objective
 

@@ -99,14 +99,14 @@ class ServerStep(Averaging):
         """Return the aggregator of the trained weights."""
 
 
-def copy_into(own: nn.Module, shared: nn.Module) -> None:
+def copy_into(module: nn.Module, shared: nn.Module) -> None:
     """Copy all weights and running statistics from the shared to the personal network.
 
     Args:
-        own: the personal network, which is changed in place
+        module: the personal network, which is changed in place
         shared: the shared network
     """
-    own.load_state_dict(shared.state_dict())
+    module.load_state_dict(shared.state_dict())
 
 
 def trained_weights(modules: Modules) -> Tensors:

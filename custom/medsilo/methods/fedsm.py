@@ -182,7 +182,7 @@ class ModelsAndSelector(Algorithm):
         convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)
         # the weights of a frozen network are buffers
         weights = [*convolution.parameters(), *convolution.buffers()] if convolution else []
-        axes = max((own.ndim - 2 for own in weights), default=0)
+        axes = max((weight.ndim - 2 for weight in weights), default=0)
         kinds = COMPACT if self.selector == "compact" else {2: Vgg11()}
         if axes not in kinds:
             raise PlanError(
@@ -245,12 +245,12 @@ class ModelsAndSelector(Algorithm):
             moments.take_back(optimizer)
 
 
-def own_expert(modules: Modules, place: int | None) -> None:
+def own_expert(modules: Modules, index: int | None) -> None:
     """Copy this site's personal model into the site's own expert, and the global model into the experts of all other
     sites.
     """
     for number, expert in enumerate(modules["experts"].children()):
-        expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
+        expert.load_state_dict(modules["model" if number == index else "global"].state_dict())
 
 
 def experts() -> Group:

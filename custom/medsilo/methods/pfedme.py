@@ -75,7 +75,7 @@ class PFedMe(SharedAndOwn):
             yield [moreau(context.train_step("model"), own, shared, self.steps, self.outer_lr * self.pull)]
 
 
-def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
+def moreau(inner: TrainStep, module: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """Return a training step that takes K steps of θ on one batch, and then updates w ← w − ηλ (w − θ).
 
     The caller's optimizer must pull θ towards w, so that θ minimises f(θ) + λ/2 ‖θ − w‖². A separate pass over the
@@ -83,7 +83,7 @@ def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate
 
     Args:
         inner: the training step of θ
-        own: the personal model θ
+        module: the personal model θ
         shared: the shared model w
         rate: ηλ
     """
@@ -96,7 +96,7 @@ def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate
             loss, *_ = [inner(inputs, targets) for _ in range(steps)]
         if measured:
             shared(inputs)
-        torch._foreach_lerp_(list(shared.parameters()), list(own.parameters()), rate)
+        torch._foreach_lerp_(list(shared.parameters()), list(module.parameters()), rate)
         return loss
 
     return learn

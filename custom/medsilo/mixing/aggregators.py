@@ -425,8 +425,8 @@ class JointAggregator(Identity):
             rule, rows = self._rule(sites), [self._sent[site] for site in sites]
             for section in self._layout.sections:
                 for block, theta in section.side_by_side(rows):
-                    for own, mixed in zip(rows, rule(theta).to(section.dtype), strict=True):
-                        block.write(mixed, own)
+                    for row, mixed in zip(rows, rule(theta).to(section.dtype), strict=True):
+                        block.write(mixed, row)
         super()._merge()
 
 

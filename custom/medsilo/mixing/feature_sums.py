@@ -58,7 +58,7 @@ class LastSums(UniformMean):
                 self._last[site][name] = tensor
 
 
-def _of_one(mean: Tensors, place: int, hospitals: int) -> dict[str, Tensor]:
+def _of_one(mean: Tensors, index: int, hospitals: int) -> dict[str, Tensor]:
     """Estimate one hospital's feature sums from the mean of feature sums over hospitals, because secure aggregation
     hides single hospitals.
 
@@ -66,7 +66,7 @@ def _of_one(mean: Tensors, place: int, hospitals: int) -> dict[str, Tensor]:
     the function uses the pooled covariance within hospitals.
     """
     here = torch.zeros_like(mean["present"])
-    here[place] = 1
+    here[index] = 1
     rows = hospitals * mean["means"]
     means = rows * here[:, None]
     within = mean["products"] - rows.T @ rows / hospitals

@@ -125,9 +125,9 @@ class Network(Feature):
         """
         return {}
 
-    def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def translated(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Rename the tensors of a weight file to the names that the built module uses."""
-        return given
+        return tensors
 
     @property
     def embedding(self) -> str:

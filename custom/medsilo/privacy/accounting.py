@@ -46,7 +46,7 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     return math.inf if _step(parts) > COARSEST else _epsilon(parts, delta)
 
 
-def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
+def noise_for(epsilon: float, delta: float, rate: float, steps: int, charges: Sequence[Charge] = ()) -> float:
     """Return the least noise multiplier, accurate to a thousandth, with which all training steps and all other releases
     together cost at most ε at δ.
 
@@ -57,9 +57,9 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 
     def cost(noise: float) -> float:
         steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps))
-        return epsilon_of(counted([*beside, steps_at]), delta)
+        return epsilon_of(counted([*charges, steps_at]), delta)
 
-    if epsilon_of(counted(beside), delta) >= epsilon:
+    if epsilon_of(counted(charges), delta) >= epsilon:
         raise MedsiloError(_no_noise(f"{steps} steps", epsilon, delta))
     return _least(cost, f"{steps} steps", epsilon, delta)
 
@@ -78,7 +78,7 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
     return _least(cost, f"{count} scores", epsilon, delta)
 
 
-def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
+def _least(cost: Callable[[float], float], subject: str, epsilon: float, delta: float) -> float:
     """Return the least noise, accurate to a thousandth, with which the releases cost at most ε. Raises MedsiloError if
     the least noise is above MOST_NOISE.
     """
@@ -86,7 +86,7 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     while cost(high) > epsilon:
         high *= 2
         if high > MOST_NOISE:
-            raise MedsiloError(_no_noise(what, epsilon, delta))
+            raise MedsiloError(_no_noise(subject, epsilon, delta))
     low = high / 2
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
@@ -115,8 +115,8 @@ def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[f
     return low, high
 
 
-def _no_noise(what: str, epsilon: float, delta: float) -> str:
-    return f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or release fewer results"
+def _no_noise(subject: str, epsilon: float, delta: float) -> str:
+    return f"no noise keeps {subject} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or release fewer results"
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
@@ -131,12 +131,12 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
     return found
 
 
-def together(charges: Iterable[Charge], what: str) -> list[Charge]:
+def together(charges: Iterable[Charge], purpose: str) -> list[Charge]:
     """Return one charge for each mechanism, leaving out releases of public data."""
     found = []
     for of, times in counted(charges).items():
         key = "steps" if isinstance(of, SampledGaussian) else "count"
-        found.append(Charge(what=what, of=of.model_copy(update={key: min(times, MOST_COUNT)})))
+        found.append(Charge(what=purpose, of=of.model_copy(update={key: min(times, MOST_COUNT)})))
     return found
 
 

@@ -64,10 +64,10 @@ class Charge(Section):
     of: Mechanism
 
     @classmethod
-    def normal(cls, what: str, noise: float, count: int = 1) -> Self:
+    def normal(cls, purpose: str, noise: float, count: int = 1) -> Self:
         """Return the charge of a result that is computed from all records and released with normal noise.
 
         Args:
             noise: the noise multiplier σ / Δ₂ for one privacy unit
         """
-        return cls(what=what, of=Gaussian(noise=noise, count=count))
+        return cls(what=purpose, of=Gaussian(noise=noise, count=count))

@@ -36,12 +36,12 @@ class OldFile:
     stays: str = ""  # name of the file that stays when the rest of the folder is deleted
 
     @classmethod
-    def of(cls, path: Path, why: str, stays: str = "") -> "OldFile":
+    def of(cls, path: Path, reason: str, stays: str = "") -> "OldFile":
         """Return the size and age of a file, or of a folder with all its files; symbolic links are not followed."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
-        return cls(path, sum(fact.st_size for fact in facts), why, age / DAY, stays)
+        return cls(path, sum(fact.st_size for fact in facts), reason, age / DAY, stays)
 
     def remove(self) -> None:
         evidence = bool(self.stays) and (self.path / self.stays).exists()
@@ -116,18 +116,18 @@ def _candidates(folder: Path, unfinished: float) -> Iterator[OldFile]:
                 yield OldFile.of(path, why)
 
 
-def _why(here: Path, name: str, unfinished: float) -> str:
+def _why(folder: Path, name: str, unfinished: float) -> str:
     if any(fnmatch(name, pattern) for pattern in HALF_WRITTEN):
         return "half-written"
-    run = here.parent
-    if run / paths.CHECKPOINTS == here and name.endswith(".safetensors"):
+    run = folder.parent
+    if run / paths.CHECKPOINTS == folder and name.endswith(".safetensors"):
         if is_finished(run):
             return "checkpoint of a finished run"
         return f"checkpoint of {LEFT}" if is_left(run, unfinished) else ""
-    if here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_UNFINISHED):
-        if _has_ended(here):
+    if folder.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_UNFINISHED):
+        if _has_ended(folder):
             return "a site's state in a finished run" if any(fnmatch(name, own) for own in OF_SITES) else ""
-        return f"a site's state in {LEFT}" if is_left(here.parents[1], unfinished) else ""
+        return f"a site's state in {LEFT}" if is_left(folder.parents[1], unfinished) else ""
     return ""
 
 

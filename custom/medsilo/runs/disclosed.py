@@ -79,10 +79,10 @@ def _declared(kind: type[BaseModel], name: str) -> Disclosed:
 def merged(answers: Iterable[Mapping[str, Disclosed]]) -> dict[str, Disclosed]:
     """Return the declarations of several classes of answers; raises TypeError if a name has two declarations."""
     found: dict[str, Disclosed] = {}
-    for own in answers:
-        if odd := [name for name, declared in own.items() if found.get(name, declared) != declared]:
+    for answer in answers:
+        if odd := [name for name, declared in answer.items() if found.get(name, declared) != declared]:
             raise TypeError(f"two declarations of {odd[0]} differ")
-        found |= own
+        found |= answer
     return found
 
 

@@ -344,7 +344,7 @@ class Tested(SiteAnswer):
 
     @model_validator(mode="after")
     def _names_each_level_once(self) -> Self:
-        if len({(one.subgroup, one.level) for one in self.subgroups}) < len(self.subgroups):
+        if len({(subgroup.subgroup, subgroup.level) for subgroup in self.subgroups}) < len(self.subgroups):
             raise ValueError("a level of the site's subgroups occurs twice")
         if any(one.patients > self.patients.test for one in self.subgroups):
             raise ValueError("a level of the site's subgroups has more patients than the test part")
@@ -404,9 +404,9 @@ def check_values(values: Any, most: int) -> None:
             raise Refused(f"the answer's {where} holds a {type(value).__name__}, not a number or a text")
 
 
-def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
+def same_names(subject: str, given: Collection[str], expected: Collection[str]) -> None:
     """Raise Refused unless exactly the expected names are given."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")
-            raise Refused(f"{what}: {problem} {shown}")
+            raise Refused(f"{subject}: {problem} {shown}")

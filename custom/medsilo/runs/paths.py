@@ -71,6 +71,6 @@ def site_folder(run: Path, site: str) -> Path:
     return run / SITES / site
 
 
-def hospital_folder(place: Path) -> Path:
-    """Return the hospital's folder of records; `place` is the site's folder in a run."""
-    return place.absolute().parents[2] / HOSPITAL
+def hospital_folder(folder: Path) -> Path:
+    """Return the hospital's folder of records; `folder` is the site's folder in a run."""
+    return folder.absolute().parents[2] / HOSPITAL

@@ -175,11 +175,11 @@ def _head(line: "Round", rounds: int) -> str:
     return f"round {line.round:>{len(str(rounds))}}/{rounds}"
 
 
-def _numbers(own: "SiteRound", metric: str) -> str:
+def _numbers(site_round: "SiteRound", metric: str) -> str:
     return (
-        f"{metric} before {own.score}  loss {_value(own.train_loss)}  "
-        f"{own.samples or '–'} cases  {own.seconds:.1f} s  "
-        f"up {size_text(own.bytes_up)}  down {size_text(own.bytes_down)}"
+        f"{metric} before {site_round.score}  loss {_value(site_round.train_loss)}  "
+        f"{site_round.samples or '–'} cases  {site_round.seconds:.1f} s  "
+        f"up {size_text(site_round.bytes_up)}  down {size_text(site_round.bytes_down)}"
     )
 
 

@@ -383,18 +383,18 @@ class Summary(RecordPart):
         """Mean of the disclosed test scores; each site counts in proportion to its number of test cases."""
         return self._mean(self.pooled_test, by_cases=True)
 
-    def _mean(self, told: float | None, by_cases: bool = False) -> Score:
+    def _mean(self, reported: float | None, by_cases: bool = False) -> Score:
         """Return a mean as a score: a range that contains the exact mean if sites round their scores."""
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
-        if told is None or not known:
+        if reported is None or not known:
             kinds = {score.kind for score in scores.values()}
             return Score(kind=SUPPRESSED if SUPPRESSED in kinds else UNDEFINED if UNDEFINED in kinds else "missing")
         cases = [float(score.n or 0) for score, _ in known]
         weights = cases if by_cases and any(cases) else [1.0] * len(known)
         ends = [(value - (score.low or 0.0), (score.high or 0.0) - value) for score, value in known]
         below, above = (sum(map(mul, weights, own)) / sum(weights) for own in zip(*ends, strict=True))
-        return Score.mean(told - below, told + above, [score for score, _ in known])
+        return Score.mean(reported - below, reported + above, [score for score, _ in known])
 
     @property
     def telling(self) -> list[str]:

@@ -125,22 +125,22 @@ class Outcome:
         return details
 
     # At a site
-    def take(self, end: SiteOutcome, told: Facts) -> Facts | None:
+    def take(self, end: SiteOutcome, facts: Facts) -> Facts | None:
         """Process the delivered tensors at a site, and return facts that the site sends to the server.
 
         Args:
             end: the site's data
-            told: the facts that the server sent together with the delivered tensors
+            facts: the facts that the server sent together with the delivered tensors
         """
         return None
 
-    def tested(self, end: SiteOutcome, model: nn.Module, told: Facts) -> nn.Module:
+    def tested(self, end: SiteOutcome, model: nn.Module, facts: Facts) -> nn.Module:
         """Return the model that a site tests; by default, this is the selected model.
 
         Args:
             end: the site's data
             model: the selected model
-            told: the facts that the server sent before the test
+            facts: the facts that the server sent before the test
         """
         return model
 

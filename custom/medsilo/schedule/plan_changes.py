@@ -26,8 +26,8 @@ def change(values: dict[str, Any], changes: Iterable[str]) -> None:
     Args:
         changes: Strings of the form "key.subkey=value".
     """
-    for one in sorted(changes, key=lambda one: one.partition("=")[0] not in (OPTIMIZER, NAMES)):
-        _apply(values, one)
+    for change in sorted(changes, key=lambda one: one.partition("=")[0] not in (OPTIMIZER, NAMES)):
+        _apply(values, change)
 
 
 def name_hospitals(values: dict[str, Any]) -> None:

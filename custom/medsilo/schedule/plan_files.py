@@ -17,17 +17,17 @@ LARGEST = 8 << 20  # limit on the bytes of a text file
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
+def with_files(values: dict[str, Any], folder: Path, local: bool = False) -> dict[str, Any]:
     """Return the plan's values, with file names replaced by the contents or hashes of the files.
 
     In the plan's task, the content of a file replaces the file's name. In the plan's network, the hash of the file of
     initial weights is added.
 
     Args:
-        beside: Whether all files must be in the plan's folder.
+        local: Whether all files must be in the plan's folder.
     """
     task, network = values.get("task"), values.get("network")
-    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder, beside)):
+    if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder, local)):
         values = {**values, "network": {**network, "from": begun}}
     if not isinstance(task, dict):
         return values
@@ -35,19 +35,19 @@ def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> di
     return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
 
 
-def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
+def _beginning(content: Any, folder: Path, local: bool) -> dict[str, Any] | None:
     """Add the hash of the file of initial weights to the plan's section about initial weights.
 
     The function returns None if the plan names no file of initial weights, or if the plan already contains the file's
     hash.
 
     Args:
-        told: The plan's value of `network.from`, which is the file's name or a section.
+        content: The plan's value of `network.from`, which is the file's name or a section.
     """
-    own = {"file": told} if isinstance(told, str) else told
+    own = {"file": content} if isinstance(content, str) else content
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
         return None
-    if beside and not is_safe_name(own["file"]):
+    if local and not is_safe_name(own["file"]):
         raise PlanError("network.from: a job names a file beside its plan, or the file's sha256 and bytes, and no path")
     return {**own, **_begun_with(folder, own["file"])}
 

@@ -302,7 +302,7 @@ class Approvals:
             write_text(file, so_far.model_copy(update={key: (*before, asked)}).model_dump_json(exclude_defaults=True))
 
     # ----------------------------------------------------------------- plans that wait for approval
-    def keep(self, asked: AskingPlan, job_code: JobCode | None = None) -> None:
+    def keep(self, pending: AskingPlan, job_code: JobCode | None = None) -> None:
         """Store a plan that waits for approval, so that a person can review the plan. Among the plans without a
         decision, only the latest plans are stored.
         """
@@ -310,10 +310,10 @@ class Approvals:
         with self._folder.alone():
             if job_code:
                 job_code.keep(self.folder / CODE)
-            write_signed(folder / f"{asked.hash}.json", asked, self._key)
+            write_signed(folder / f"{pending.hash}.json", pending, self._key)
             decisions = self.decisions()
-            decided = {one.plan for one in decisions}
-            others = [path for path in folder.glob("*.json") if path.stem not in decided | {asked.hash}]
+            decided = {decision.plan for decision in decisions}
+            others = [path for path in folder.glob("*.json") if path.stem not in decided | {pending.hash}]
             for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -MOST_ASKED + 1 or None]:
                 old.unlink(missing_ok=True)
             if job_code:
@@ -331,13 +331,13 @@ class Approvals:
         return sorted((one for one in found if one.hash.startswith(beginning)), key=lambda one: (-one.at, one.hash))
 
     # ------------------------------------------------------------------ code of jobs
-    def code_of(self, asked: AskingPlan) -> JobCode | None:
+    def code_of(self, pending: AskingPlan) -> JobCode | None:
         """Return the code of a plan's job, or None if the job has no code. Raises MedsiloError if the stored code is
         missing.
         """
-        return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
+        return JobCode.kept(self.folder / CODE, pending.job_code) if pending.job_code else None
 
-    def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
+    def code_approved(self, pending: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
         """Return the approved code to compare a plan's code with, and the decision that approved it.
 
         The first choice is approved code of the same plan, the second is code of the same lead or title, the third is
@@ -347,9 +347,9 @@ class Approvals:
 
         def nearness(decision: Decision) -> int:
             kept = plans.get(decision.plan)
-            same_lead = kept is not None and bool(asked.lead) and kept.lead == asked.lead
+            same_lead = kept is not None and bool(pending.lead) and kept.lead == pending.lead
             same_study = kept is not None and bool(title) and (kept.plan.get("study") or {}).get("title") == title
-            return 2 if decision.plan == asked.hash else 1 if same_lead or same_study else 0
+            return 2 if decision.plan == pending.hash else 1 if same_lead or same_study else 0
 
         approved = [one for one in reversed(self.decisions()) if one.verdict == "approved" and one.job_code]
         for decision in sorted(approved, key=nearness, reverse=True):

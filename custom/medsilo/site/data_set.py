@@ -147,8 +147,8 @@ class DataSet(Section):
             number = f"fewer than {least}"
         cases = f", at most {own.most_cases:,} cases of one" if own.most_cases > 1 else ""
         told = (
-            f"{part} {counted(one.patients, 'patient')}, {counted(one.cases, 'case')}"
-            for part, one in self.tells.items()
+            f"{part} {counted(tell.patients, 'patient')}, {counted(tell.cases, 'case')}"
+            for part, tell in self.tells.items()
         )
         return [
             ("data set", f"{self.name}, {self.identity[:12]}"),
@@ -171,7 +171,7 @@ class DataSet(Section):
     def changes_since(self, before: "DataSet") -> list[str]:
         """Return the changes since an earlier version of the data set, one change per line."""
         then, now = _flat(before.model_dump(mode="json")), _flat(self.model_dump(mode="json"))
-        words = [f"word {own!r}: may leave now" for own in self.words if own not in before.words]
+        words = [f"word {word!r}: may leave now" for word in self.words if word not in before.words]
         words += [f"word {own!r}: may leave no more" for own in before.words if own not in self.words]
         apart = ("made", "words", "inventory", "found", "cases")
         keys = sorted(key for key in then.keys() | now.keys() if key.partition(".")[0] not in apart)
@@ -184,8 +184,8 @@ class DataSet(Section):
         if self.cases:
             values["table"] = str(self._cases_in(folder))
         source = DataSource.from_values(values, self.FILE)
-        for name, own in source.subgroups.items():
-            if unknown := self.unknown([name, *own.words]):
+        for name, subgroup in source.subgroups.items():
+            if unknown := self.unknown([name, *subgroup.words]):
                 raise DataError(
                     f"{self.FILE}: subgroup {name!r} has names that the key words lacks; add the names, or remove "
                     "the subgroup",
@@ -271,7 +271,7 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows((own.name, own.bytes, own.changed, own.sha256) for own in files)
+    writer.writerows((file.name, file.bytes, file.changed, file.sha256) for file in files)
     return text.getvalue()
 
 
@@ -292,7 +292,7 @@ def read_inventory(folder: Path) -> dict[str, KnownFile]:
     return _inventory_in(folder / INVENTORY, DataSet.read(folder))
 
 
-def _inventory_in(path: Path, own: DataSet) -> dict[str, KnownFile]:
+def _inventory_in(path: Path, data_set: DataSet) -> dict[str, KnownFile]:
     try:
         rows = csv.reader(io.StringIO(read_bounded(path, LARGEST_INVENTORY).decode()))
         if tuple(next(rows, [])) != COLUMNS:
@@ -302,7 +302,7 @@ def _inventory_in(path: Path, own: DataSet) -> dict[str, KnownFile]:
         raise DataError(
             f"{INVENTORY} of the data set is missing or damaged; make the data set again", str(error)
         ) from error
-    if inventory_of(known) != own.inventory:
+    if inventory_of(known) != data_set.inventory:
         raise DataError(
             f"{INVENTORY} of the data set does not match its digest in {DataSet.FILE}; make the data set again",
             str(path),
@@ -348,8 +348,8 @@ def scan(
         ) from error
 
 
-def _state(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 def _read(name: str, path: Path) -> KnownFile:
@@ -409,7 +409,7 @@ def files_of(source: DataSource) -> dict[str, Path]:
 
     source.check_folder()
     if source.table and source.outcome:  # the cases are the rows of this table
-        tables = [source.table, *(own.table for own in source.subgroups.values() if own.table)]
+        tables = [source.table, *(subgroup.table for subgroup in source.subgroups.values() if subgroup.table)]
         return {name: source.model_copy(update={"table": name}).table_file() for name in tables}
     return CaseIndex.files_below(source.folder, missing=False)[0]
 

@@ -227,7 +227,7 @@ def _as_sent(content: bytes) -> bytes:
     try:
         read = json.loads(content)
         components = read.get("components") or []
-        kept = [one for one in components if one != ADDED]
+        kept = [component for component in components if component != ADDED]
         read = {name: value for name, value in read.items() if name != "components"}
         return json.dumps(read | ({"components": kept} if kept else {}), indent=2).encode() + b"\n"
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -250,7 +250,7 @@ def _places() -> tuple[tuple[str, int], ...]:
 
 
 @lru_cache(maxsize=1)
-def _distributions(places: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
+def _distributions(stamps: tuple[tuple[str, int], ...]) -> Mapping[str, list[str]]:
     """Map each top-level module to the installed packages that contain the module.
 
     The search takes a second, because it reads a file of every installed package. The result is used again until a

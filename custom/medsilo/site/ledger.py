@@ -132,7 +132,7 @@ class LedgerStanding:
 class Ledger:
     def __init__(
         self,
-        book: Path,
+        path: Path,
         data: str,
         key: PrivateKey | UseKey | None = None,
         kit: Path | None = None,
@@ -141,12 +141,12 @@ class Ledger:
         """Prepare a data set's ledger. The ledger's files do not exist before the first entry is written.
 
         Args:
-            book: folder of the hospital's query budget
+            path: folder of the hospital's query budget
             key: signing key of the kit, or None without a kit, where the key is in the ledger's folder
             kit: folder of the kit, which contains a copy of the head
             files: key files of the kit, from which the key is read again if the kit is renewed during a study
         """
-        self.folder, self.data, self._fixed, self._files = book / FOLDER_NAME, data, key, files
+        self.folder, self.data, self._fixed, self._files = path / FOLDER_NAME, data, key, files
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
         self._heads = [self.head, *([kit / KEPT.format(data)] if kit else [])]
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
@@ -178,7 +178,7 @@ class Ledger:
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) + counted(charges))
 
-    def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
+    def charge(self, study: "CountedStudy", purpose: str, attempt: str, charges: Sequence[Charge]) -> None:
         """Record the charges of an answer on disk before the answer is sent; raise Refused if the charges exceed the
         privacy budget.
 
@@ -189,12 +189,12 @@ class Ledger:
             if standing.has(study.name, attempt):
                 return
             study.check(standing, standing.of(study.name) + counted(charges))
-            self._append(standing, "charged", study, what, attempt, charges)
+            self._append(standing, "charged", study, purpose, attempt, charges)
 
-    def enter(self, study: "CountedStudy", what: str, bits: Mapping[str, int], update_rho: float | None) -> None:
+    def enter(self, study: "CountedStudy", purpose: str, bits: Mapping[str, int], update_rho: float | None) -> None:
         """Record a training script's answer, whose cost in ε is unknown, before the answer is sent."""
         with self._opened() as standing:
-            self._append(standing, "sent", study, what, bits=dict(bits), update_rho=update_rho)
+            self._append(standing, "sent", study, purpose, bits=dict(bits), update_rho=update_rho)
 
     def accept(self, old: UseKey | None = None) -> bool:
         """After the hospital's engineer has inspected and accepted the ledger, let the present key sign all further
@@ -210,7 +210,7 @@ class Ledger:
             handing = next((key for key in keys if public_text(key) == before), None)
             if handing:
                 Ledger(self.folder.parent, self.data, handing)._append(standing, "opened", handed=self._public)
-            self._append(self._lines_read(), "opened", what=ACCEPTED)
+            self._append(self._lines_read(), "opened", purpose=ACCEPTED)
             return bool(handing) or not before
 
     def _take_over(self) -> None:
@@ -227,7 +227,7 @@ class Ledger:
         handing._heads = self._heads
         if last == handing._public:
             handing._append(handing.read(), "opened", handed=self._public)
-            self._append(self._lines_read(), "opened", what=TAKEN_OVER)
+            self._append(self._lines_read(), "opened", purpose=TAKEN_OVER)
 
     @contextmanager
     def _opened(self) -> Iterator[LedgerStanding]:
@@ -250,7 +250,7 @@ class Ledger:
         standing: LedgerStanding,
         kind: Kind,
         study: "CountedStudy | None" = None,
-        what: str = "",
+        purpose: str = "",
         attempt: str = "",
         charges: Sequence[Charge] = (),
         handed: str = "",
@@ -267,7 +267,7 @@ class Ledger:
             kind=kind,
             data=self.data,
             spending=study.spending if study else None,
-            what=what,
+            what=purpose,
             attempt=attempt,
             charges=tuple(charges),
             delta=delta,
@@ -398,9 +398,9 @@ class Ledger:
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 
-def _opened(text: bytes, kind: type[S], what: str) -> tuple[S, str]:
+def _opened(text: bytes, kind: type[S], purpose: str) -> tuple[S, str]:
     try:
-        return opened(text, kind, what)
+        return opened(text, kind, purpose)
     except MedsiloError as error:
         raise MedsiloError(_changed(str(error)), error.private) from error
 
@@ -425,11 +425,11 @@ class CountedStudy:
     def name(self) -> str:
         return self.spending.study
 
-    def check(self, standing: LedgerStanding, asked: Mapping[Mechanism, int], over: float = SLACK) -> None:
+    def check(self, standing: LedgerStanding, counts: Mapping[Mechanism, int], over: float = SLACK) -> None:
         """Raise Refused if the charges of this study and of all other studies together exceed the hospital's ε.
 
         Args:
-            asked: the total charges of this study
+            counts: the total charges of this study
         """
         if self.demands is None:
             return
@@ -438,9 +438,9 @@ class CountedStudy:
         for other in standing.studies():
             if other != self.name:
                 others += standing.most_of(other) if self.runs(other) else standing.of(other)
-        total = epsilon_of(others + Counter(asked), demands.delta)
+        total = epsilon_of(others + Counter(counts), demands.delta)
         if total > demands.epsilon + over:
-            alone, spent = epsilon_of(asked, demands.delta), epsilon_of(others, demands.delta)
+            alone, spent = epsilon_of(counts, demands.delta), epsilon_of(others, demands.delta)
             raise Refused(
                 f"the study costs {_as_epsilon(alone)} at δ = {demands.delta:g}, with earlier studies of these data "
                 f"{_as_epsilon(total)}; this hospital allows {demands.epsilon:g} (privacy.epsilon {where}), "

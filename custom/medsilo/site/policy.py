@@ -42,7 +42,7 @@ class Policy:
         scope = scope or privacy.get("default_scope")
         chosen: dict[str, Any] = next((one for one in privacy.get("scopes", ()) if one.get("name") == scope), {})
         results = chosen.get("task_result_filters", ())
-        filters = [(one.get("path") or one.get("name", ""), one.get("args", {})) for one in results]
+        filters = [(result.get("path") or result.get("name", ""), result.get("args", {})) for result in results]
         # the list that NVFlare uses by default does not allow medsilo's classes
         allowed = resources.get("class_allow_list", ())
         listed = any(entry == "*" or f"{EXECUTOR}.".startswith(f"{entry.rstrip('.')}.") for entry in allowed)
@@ -79,13 +79,13 @@ def code_senders(local: Path) -> list[str]:
     return sorted(role for role, own in rights.get("permissions", {}).items() if _may_send(own))
 
 
-def _may_send(own: Any) -> bool:
+def _may_send(limits: Any) -> bool:
     """Return True if a role's rights allow jobs with code. In NVFlare, a role has a mapping of rights to conditions, or
     one condition, which then applies to all rights.
     """
-    if isinstance(own, dict):
-        own = {" ".join(name.lower().split()): rule for name, rule in own.items()}.get("byoc", "none")
-    return bool(own != "none")
+    if isinstance(limits, dict):
+        limits = {" ".join(name.lower().split()): rule for name, rule in limits.items()}.get("byoc", "none")
+    return bool(limits != "none")
 
 
 def _is_wide(entry: str) -> bool:

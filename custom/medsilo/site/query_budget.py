@@ -161,14 +161,14 @@ class QueryBudget:
             lines = self._lines(PATIENTS)
             known = {(frozenset(line.get("marks", ())), frozenset(line.get("patients", ()))) for line in lines}
             found: set[DataPart] = set()
-            for part, own in marks.items():
+            for part, mark in marks.items():
                 if not parts[part]:
                     continue
-                if any(_are_near(own, other, least) for other in known):
+                if any(_are_near(mark, other, least) for other in known):
                     found.add(part)
-                elif own not in known:
-                    known.add(own)
-                    self._add(PATIENTS, {"marks": sorted(own[0]), "patients": sorted(own[1])})
+                elif mark not in known:
+                    known.add(mark)
+                    self._add(PATIENTS, {"marks": sorted(mark[0]), "patients": sorted(mark[1])})
         return found
 
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -232,7 +232,7 @@ class QueryBudget:
 
         Each study discloses the number of patients, even if the study is rejected after the data are read.
         """
-        begun = {own.study for own in counts if (own.lead, own.data) == (requester.lead, requester.data)}
+        begun = {count.study for count in counts if (count.lead, count.data) == (requester.lead, requester.data)}
         if requester.study not in begun and len(begun) >= settings.most_studies:
             raise Refused(
                 f"this lead has begun {len(begun)} studies of this hospital's data, and the hospital "
@@ -248,7 +248,9 @@ class QueryBudget:
         settings: SiteSettings,
     ) -> None:
         others = [
-            own for own in counts if (own.lead, own.data) == (requester.lead, requester.data) and own != requester
+            count
+            for count in counts
+            if (count.lead, count.data) == (requester.lead, requester.data) and count != requester
         ]
         left = settings.most_answers(part) - sum(self._most(other, counts[other], part) for other in others)
         if wanted > left:
@@ -355,14 +357,14 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
     )
 
 
-def _are_near(one: Marks, other: Marks, least: int) -> bool:
+def _are_near(marks: Marks, other: Marks, least: int) -> bool:
     """Return True if two groups of patients are not equal, but differ only in a few patients, or in these patients'
     numbers of cases.
 
     Args:
         least: minimum number of patients in which two different groups must differ
     """
-    return any(0 < max(len(own - its), len(its - own)) < least for own, its in zip(one, other, strict=True))
+    return any(0 < max(len(mark - its), len(its - mark)) < least for mark, its in zip(marks, other, strict=True))
 
 
 def _mark(key: bytes, text: str) -> str:

@@ -280,11 +280,11 @@ class EachSites(SiteSettings):
         return of_each(super().changed(values, origin), sites)
 
 
-def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
+def of_each(settings: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
     """Return the settings of several sites on one machine; a site without settings in `sites` has the common settings
-    `own`.
+    `settings`.
     """
-    return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
+    return EachSites(**{name: getattr(settings, name) for name in SiteSettings.model_fields}, sites=sites)
 
 
 def make_settings(values: Any, origin: str) -> SiteSettings:

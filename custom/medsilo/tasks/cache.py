@@ -91,8 +91,8 @@ class StoredCase:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.stored.get_shape()[1:])
 
-    def __getitem__(self, places: tuple[slice, ...]) -> Tensor:
-        return self.stored[(slice(self.number, self.number + 1), *places)][0]
+    def __getitem__(self, slices: tuple[slice, ...]) -> Tensor:
+        return self.stored[(slice(self.number, self.number + 1), *slices)][0]
 
 
 Sliced = Tensor | StoredCase
@@ -127,15 +127,15 @@ class Cache:
         keeps = self.memory.takes(made.inputs, made.targets)
         return HeldEntry(entry, made.facts, made if keeps else None, None, self.make, self.mark)
 
-    def _in_memory(self, held: "HeldEntry") -> "HeldEntry":
-        if held.file is None:
-            return held
-        kept = {name: tensor.clone() for name, tensor in load_tensors(held.file)[0].items()}
+    def _in_memory(self, entry: "HeldEntry") -> "HeldEntry":
+        if entry.file is None:
+            return entry
+        kept = {name: tensor.clone() for name, tensor in load_tensors(entry.file)[0].items()}
         inputs, targets, places = (kept.get(name) for name in (*NAMES, PLACES))
         assert inputs is not None and targets is not None
         if not self.memory.takes(inputs, targets):
-            return held
-        return replace(held, made=PreparedEntry(inputs, targets, held.facts, places), file=None)
+            return entry
+        return replace(entry, made=PreparedEntry(inputs, targets, entry.facts, places), file=None)
 
     def _on_disk(self, entry: Entry) -> "HeldEntry":
         assert self.source.cache_folder is not None
@@ -209,10 +209,10 @@ class ReadyCases(Dataset):
     consecutive.
     """
 
-    def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
-        self.held, self.chosen = held, chosen
+    def __init__(self, entries: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
+        self.held, self.chosen = entries, chosen
         self.ends = list(accumulate(map(len, chosen)))
-        self.patients = tuple(one.entry.patient for one, cases in zip(held, chosen, strict=True) for _ in cases)
+        self.patients = tuple(entry.entry.patient for entry, cases in zip(entries, chosen, strict=True) for _ in cases)
 
     @property
     def records(self) -> tuple[str, ...]:

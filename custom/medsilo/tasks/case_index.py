@@ -99,29 +99,29 @@ class CaseIndex:
         """
         self.entries.append(Entry(name, files, label, patient))
 
-    def add(self, severity: str, what: str, names: Sequence[str]) -> None:
+    def add(self, severity: str, subject: str, names: Sequence[str]) -> None:
         """Record a problem.
 
         Args:
             severity: "stops" if training rejects the data, "left out" if training leaves out the cases, or "note"
-            what: the problem and its remedy, without names of files and patients
+            subject: the problem and its remedy, without names of files and patients
             names: names of the affected cases; if there are no names, nothing is recorded
         """
         if not names:
             return
-        same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
+        same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, subject)]
         several = sorted([*names, *(name for problem in same for name in problem.private)])
         self.problems = [problem for problem in self.problems if problem not in same]
-        self.problems.append(Problem(severity, what, len(several), tuple(several)))  # type: ignore[arg-type]
+        self.problems.append(Problem(severity, subject, len(several), tuple(several)))  # type: ignore[arg-type]
 
-    def drop(self, what: str, bad: Sequence[Entry]) -> None:
+    def drop(self, subject: str, bad: Sequence[Entry]) -> None:
         """Leave out cases, and record the reason.
 
         Args:
-            what: the reason and its remedy, as for `add`
+            subject: the reason and its remedy, as for `add`
             bad: the cases
         """
-        self.add("left out", what, [entry.name for entry in bad])
+        self.add("left out", subject, [entry.name for entry in bad])
         names = {entry.name for entry in bad}
         self.entries = [entry for entry in self.entries if entry.name not in names]
 
@@ -425,12 +425,12 @@ def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
         listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
 
 
-def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, Path]) -> Path | None:
+def _file(name: str, folder: Path, names: dict[str, Path], short: Mapping[str, Path]) -> Path | None:
     """Return the file that a table's cell names by a relative or absolute path, or None if the file does not exist."""
-    given = given.removeprefix("./")
-    found = names.get(given) or names.get(given.replace("\\", "/").removeprefix("./")) or short.get(given)
-    if found is None and (folder / given).is_file():
-        found = folder / given
+    name = name.removeprefix("./")
+    found = names.get(name) or names.get(name.replace("\\", "/").removeprefix("./")) or short.get(name)
+    if found is None and (folder / name).is_file():
+        found = folder / name
     return found
 
 

@@ -47,7 +47,7 @@ def days(texts: Sequence[str]) -> list[float]:
     """
     found = [DATE.fullmatch(text.strip()) for text in texts]
     parts = [match and (int(match[1]), int(match[3]), int(match[4]), match[2]) for match in found]
-    behind = [own for own in parts if own and own[0] <= 31]
+    behind = [part for part in parts if part and part[0] <= 31]
     months_first = any(own[1] > 12 for own in behind)
     if any(own[3] == "/" for own in behind) and not months_first and all(own[0] <= 12 for own in behind):
         raise DataError("dates do not show whether the day or the month is first; write them as 2024-12-31")

@@ -186,12 +186,12 @@ class Columns:
             del self._columns[name]
         return self._known[name]
 
-    def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
+    def lines_called(self, indices: np.ndarray) -> tuple[str, ...]:
         """Return the names of the given rows in messages, such as "line 12": at most SHOWN names, in the order of the
         file.
         """
         numbers = self._numbers
-        return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
+        return tuple(f"{self.word} {numbers[place]}" for place in np.sort(indices)[:SHOWN].tolist())
 
     def uneven_lines(self) -> tuple[str, ...]:
         """Return the names of at most SHOWN rows that have more or fewer cells than the first row."""
@@ -268,9 +268,9 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
     return TextColumn(tuple(index), _looked_up(np.asarray(own, np.int32), column))
 
 
-def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
+def _looked_up(indices: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
-    return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
+    return np.concatenate([indices[code] for code in codes]) if len(column) else indices[:0]
 
 
 def read_columns(path: Path) -> Columns:
@@ -387,7 +387,7 @@ def _of_frame(path: Path) -> Columns:
         raise DataError(TOO_MANY)
     head = [composed(str(name).strip()) for name in frame.columns]
     texts = ([cell_text(value) for value in frame.iloc[:, place]] for place in range(len(head)))
-    columns = [pyarrow.chunked_array([own], pyarrow.string()).dictionary_encode() for own in texts]
+    columns = [pyarrow.chunked_array([text], pyarrow.string()).dictionary_encode() for text in texts]
     return _checked(path, head, columns)
 
 

@@ -238,9 +238,9 @@ def _check_sum(values: Any, path: Path, start: int, end: int) -> None:
     # the file may have another byte order, and an NRRD file may contain one channel after another
     orders = (values, values.transpose(-1, *range(values.ndim - 1)))
     arrays: Iterator[Any] = (
-        np.ascontiguousarray(one.byteswap() if swap else one) for one in orders for swap in (False, True)
+        np.ascontiguousarray(order.byteswap() if swap else order) for order in orders for swap in (False, True)
     )
-    if all(sum_of(one) != told for one in arrays):
+    if all(sum_of(array) != told for array in arrays):
         raise DataError(DAMAGED, f"{path}: the values do not have the checksum in the file")
 
 
@@ -330,20 +330,20 @@ def check_tiff(path: Path) -> None:
         )
 
 
-def _check_pages(file: BinaryIO, place: int, big: bool, order: Literal["big", "little"]) -> None:
+def _check_pages(file: BinaryIO, offset: int, big: bool, order: Literal["big", "little"]) -> None:
     """Raise DataError if a page of a TIFF file lies beyond the end of the file, because SimpleITK would skip it
     silently.
     """
     counts, entry, offsets = (8, 20, 8) if big else (2, 12, 4)
     seen = {0}
-    while place not in seen:
-        seen.add(place)
-        file.seek(place)
-        file.seek(place + counts + int.from_bytes(file.read(counts), order) * entry)
+    while offset not in seen:
+        seen.add(offset)
+        file.seek(offset)
+        file.seek(offset + counts + int.from_bytes(file.read(counts), order) * entry)
         following = file.read(offsets)
         if len(following) < offsets:
             raise DataError(DAMAGED, f"{file.name}: pages are missing")
-        place = int.from_bytes(following, order)
+        offset = int.from_bytes(following, order)
 
 
 def is_turned(path: Path) -> bool:

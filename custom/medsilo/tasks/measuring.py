@@ -28,9 +28,9 @@ def places_of(histograms: Sequence[float], classes: int) -> Tensor:
     return counts[list(judged(classes))]
 
 
-def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
+def confusion(labels: Tensor, predicted: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
     """Return the confusion matrix as a flat list, with rows of true classes and columns of predicted classes."""
-    return torch.bincount(labels * classes + found, weights, minlength=classes**2).double().tolist()
+    return torch.bincount(labels * classes + predicted, weights, minlength=classes**2).double().tolist()
 
 
 def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
@@ -74,7 +74,7 @@ def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
     return (right_with / having, right_without / without) if without and having else None
 
 
-def threshold_of(histograms: Sequence[float], places: int) -> float | None:
+def threshold_of(histograms: Sequence[float], digits: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
     The threshold maximises sensitivity + specificity (Youden's index). Of equally good thresholds, the function chooses
@@ -83,7 +83,7 @@ def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     Args:
         histograms: The histograms that the function `chances` returns for the validation cases.
     """
-    cuts = [number / places for number in range(1, places)]
+    cuts = [number / digits for number in range(1, digits)]
     rates = [rates_of(decided(histograms, cut)) for cut in cuts]
     known = [(cut, *both) for cut, both in zip(cuts, rates, strict=True) if both]
     if not known:

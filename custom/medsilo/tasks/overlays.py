@@ -64,7 +64,7 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
             write_png(folder / f"{kind}-{number}.png", pixels_of(image, low, high))
 
 
-def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
+def draw_found(image: Tensor, predicted: Tensor, right: Tensor, path: Path) -> None:
     """Draw the outlines of true and predicted masks on an image, and write the image as a PNG file.
 
     Outlines of true masks are solid, and outlines of predicted masks are dashed. Of a volume, only the slice with the
@@ -72,17 +72,17 @@ def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
 
     Args:
         image: The image, [C, (D,) H, W].
-        found: The predicted masks, [structures, (D,) H, W].
+        predicted: The predicted masks, [structures, (D,) H, W].
         right: The true masks, [structures, (D,) H, W].
     """
     if image.ndim == 4:
-        depth = int((right.float() + found * 1e-3).sum((0, 2, 3)).argmax())
-        image, found, right = image[:, depth], found[:, depth], right[:, depth]
+        depth = int((right.float() + predicted * 1e-3).sum((0, 2, 3)).argmax())
+        image, predicted, right = image[:, depth], predicted[:, depth], right[:, depth]
     pixels = pixels_of(image, float(image.min()), float(image.max()))
     scale = max(1, -(-SMALLEST // min(image.shape[1:])))
     pixels = colours_of(pixels).repeat(scale, 0).repeat(scale, 1)
     across = np.add.outer(np.arange(len(pixels)), np.arange(pixels.shape[1])) // DASH % 2 == 0
-    for masks, colour, where in ((right, THERE, True), (found, FOUND, across)):
+    for masks, colour, where in ((right, THERE, True), (predicted, FOUND, across)):
         for mask in masks.cpu().numpy().astype(bool):
             pixels[outline(mask.repeat(scale, 0).repeat(scale, 1)) & where] = colour
     write_png(path, pixels)

@@ -110,12 +110,12 @@ class Scan:
         self._refuse_another_place(mask, "an image and its mask", path)
         return mask.values[0]
 
-    def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
+    def _refuse_another_place(self, other: "Scan", subject: str, path: Path) -> None:
         """Raise DataError unless this image and the given image have the same grid."""
         if self.values.shape[1:] != other.values.shape[1:]:
-            raise DataError(f"{what} have different sizes; export both on one grid", str(path))
+            raise DataError(f"{subject} have different sizes; export both on one grid", str(path))
         if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
-            raise DataError(f"{what} lie in different places; export both on one grid", str(path))
+            raise DataError(f"{subject} lie in different places; export both on one grid", str(path))
 
     @staticmethod
     def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:

@@ -225,13 +225,13 @@ def _mean(metric: str, parts: Sequence[tuple[list[Tensor], Tensor]], chances: Te
     return torch.stack([value[several[0]].mean() for several, value in parts]).mean()
 
 
-def _placements(chances: Tensor, own: Tensor) -> Tensor:
+def _placements(chances: Tensor, members: Tensor) -> Tensor:
     """Return each case's placement value. For a case of the class, this is the fraction of other cases with a lower
     probability. For another case, it is the fraction of the class's cases with a higher probability. Equal
     probabilities count half.
     """
     found = torch.empty_like(chances)
-    for side, sign in ((own, 1), (~own, -1)):
+    for side, sign in ((members, 1), (~members, -1)):
         others, values = (sign * chances[~side]).sort().values, sign * chances[side]
         below = torch.searchsorted(others, values), torch.searchsorted(others, values, right=True)
         found[side] = (below[0] + below[1]).double() / 2 / len(others)

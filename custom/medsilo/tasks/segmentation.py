@@ -29,11 +29,11 @@ def likeliest(output: Tensor) -> Tensor:
     return output.max(1).indices
 
 
-def dice_of(found: Tensor, right: Tensor) -> Tensor:
+def dice_of(predicted: Tensor, right: Tensor) -> Tensor:
     """Return the Dice score of every case and structure; 1 if a structure is neither present nor predicted."""
     from monai.metrics import compute_dice
 
-    return compute_dice(found, right, include_background=True, ignore_empty=False).float()
+    return compute_dice(predicted, right, include_background=True, ignore_empty=False).float()
 
 
 def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:

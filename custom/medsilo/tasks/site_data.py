@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class CaseSubset(Subset):
-    def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
-        super().__init__(whole, places)
-        self.patients = tuple(patients[place] for place in places)
-        self.labels = None if labels is None else labels[torch.tensor(places, dtype=torch.long)]
+    def __init__(self, whole: Dataset, indices: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
+        super().__init__(whole, indices)
+        self.patients = tuple(patients[place] for place in indices)
+        self.labels = None if labels is None else labels[torch.tensor(indices, dtype=torch.long)]
 
 
 class Cases(TensorDataset):

@@ -114,7 +114,7 @@ class DataSource(Section):
     @field_validator("columns")
     @classmethod
     def _one_each(cls, columns: dict[str, str | Names]) -> dict[str, str | Names]:
-        if several := [name for name, own in columns.items() if name != "image" and not isinstance(own, str)]:
+        if several := [name for name, column in columns.items() if name != "image" and not isinstance(column, str)]:
             raise ValueError(f"{several[0]} must be one column; only image may have several")
         return columns
 
@@ -162,7 +162,7 @@ class DataSource(Section):
             )
         called = {name: str(names.get(name, name)) for name in read}
         # case is ignored, as `spelling` ignores it
-        closed = {str(own).casefold() for own in roles.values()}
+        closed = {str(role).casefold() for role in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which this site reads as {', '.join(roles)}; ask for another "
@@ -247,7 +247,9 @@ class DataSource(Section):
         if not self.leaves_out_rare:
             return frozenset()
         known = {level(str(own)) for own in self.label_map} | {*declared}
-        return frozenset(label for label, own in patients.items() if len({*own}) < FEWEST and level(label) not in known)
+        return frozenset(
+            label for label, patient in patients.items() if len({*patient}) < FEWEST and level(label) not in known
+        )
 
     @property
     def only_tested(self) -> bool:

@@ -82,18 +82,18 @@ def members_of(source: "DataSource", folder: Path) -> Members:
     The first number in a patient's rows determines the band. A patient whose rows have different levels is left out of
     the subgroup.
     """
-    return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
+    return {name: _members(name, subgroup, source, folder) for name, subgroup in source.subgroups.items()}
 
 
-def _members(name: str, own: Subgroup, source: "DataSource", folder: Path) -> dict[str, str]:
-    texts, patients = column_of(name, own.column, own.table, source, folder)
-    named = zip(texts.values, own.named(texts.values, source.decimal), strict=True)
+def _members(name: str, subgroup: Subgroup, source: "DataSource", folder: Path) -> dict[str, str]:
+    texts, patients = column_of(name, subgroup.column, subgroup.table, source, folder)
+    named = zip(texts.values, subgroup.named(texts.values, source.decimal), strict=True)
     names = [None if text in source.missing else one for text, one in named]
     found: dict[str, str | None] = {}
     for who, code in zip(patients.codes.tolist(), texts.codes.tolist(), strict=True):
         if (told := names[code]) is not None:
             before = found.setdefault(patients.values[who], told)
-            if before != told and not own.bands:
+            if before != told and not subgroup.bands:
                 found[patients.values[who]] = None
     return {who: told for who, told in found.items() if told is not None}
 

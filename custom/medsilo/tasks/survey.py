@@ -98,9 +98,9 @@ class Survey:
         return not any(problem.severity == "stops" for problem in self.problems)
 
     @classmethod
-    def stopped(cls, what: str, private: str = "") -> Self:
+    def stopped(cls, reason: str, private: str = "") -> Self:
         """Create a survey of data that could not be read, with the reason as the only problem."""
-        return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
+        return cls({}, problems=(Problem("stops", reason, private=(private,) if private else ()),))
 
 
 def range_of(values: Iterable[float]) -> Range | None:

@@ -76,17 +76,17 @@ class TableReader:
     nameless: bool = False
     head: Sequence[str] = ()  # names of a CSV file's columns, if the file has no header
 
-    def add(self, place: str, cells: Sequence[str]) -> None:
+    def add(self, where: str, cells: Sequence[str]) -> None:
         """Add a row. A row with a cell that is too long is left out, and its name is recorded.
 
         Args:
-            place: the row's name
+            where: the row's name
             cells: the row's cells
         """
         if any(len(cell) > self.LONGEST for cell in cells):
-            self.long.append(place)
+            self.long.append(where)
             return
-        self.lines.append((place, [composed(cell.strip()) for cell in cells]))
+        self.lines.append((where, [composed(cell.strip()) for cell in cells]))
         if len(self.lines) > self.MOST_LINES or len(self.lines) * len(self.columns) > self.MOST_CELLS:
             raise DataError(self.TOO_MANY)
 

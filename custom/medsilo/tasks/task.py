@@ -263,7 +263,7 @@ class Task(Section):
         return network(inputs)
 
 
-def check_absent(told: Sequence[str], task: Task) -> None:
+def check_absent(missing: Sequence[str], task: Task) -> None:
     """Raise Refused if a hospital reports that its data lack something that the task requires."""
-    if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
+    if strangers := sorted(set(missing) - set(getattr(task, "may_be_absent", ()))):
         raise Refused(f"the hospital's data lack {plain(strangers[0], 40)}; under this plan, every hospital needs it")

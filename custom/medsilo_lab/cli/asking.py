@@ -106,7 +106,7 @@ def progress_on(screen: Console) -> Callable[[int], None]:
     return progress
 
 
-def lines_of(own: "DataSet") -> list[str]:
-    lines = [f"{name}: {words}" for name, words in own.in_words()]
-    lines += [f"left out: {why} ({count})" for why, count in own.left_out.items()]
-    return [*lines, *(f"note: {what} ({count})" for what, count in own.notes.items())]
+def lines_of(data_set: "DataSet") -> list[str]:
+    lines = [f"{name}: {words}" for name, words in data_set.in_words()]
+    lines += [f"left out: {why} ({count})" for why, count in data_set.left_out.items()]
+    return [*lines, *(f"note: {what} ({count})" for what, count in data_set.notes.items())]

@@ -229,13 +229,13 @@ def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "V
 
     verdict = read_verdict(folder)
     screen.say(f"\n{verdict.headline}")
-    for site, one in verdict.hospitals.items():
-        screen.say(f"  {site}: {verdict_in_words(one)}")
+    for site, hospital in verdict.hospitals.items():
+        screen.say(f"  {site}: {verdict_in_words(hospital)}")
     if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
     screen.say(*verdict.other_networks)
     # failed runs are printed at the end and not among the warnings
-    screen.say(*(f"warning: {one}" for one in verdict.warnings if one.kind != "failed"))
+    screen.say(*(f"warning: {warning}" for warning in verdict.warnings if warning.kind != "failed"))
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
     return verdict
 

@@ -21,14 +21,14 @@ ACTIONS = ("show", "accept", "check", "diff")
 
 def data(
     screen: Console,
-    what: Annotated[
+    source: Annotated[
         str,
         typer.Argument(
             metavar="FOLDER",
             help=("the folder of images or the table to describe; or one of the words show, accept, check and diff"),
         ),
     ],
-    place: Annotated[
+    data_set: Annotated[
         Path | None,
         typer.Argument(metavar="DATASET", help=("with show, accept, check or diff: the folder of the data set")),
     ] = None,
@@ -52,7 +52,7 @@ def data(
     data set. 'data show' prints it, and 'data accept' signs it with the kit's key. 'data check' verifies that the data
     still match it, and 'data diff' lists its changes since it was accepted.
     """
-    if what not in ACTIONS:
+    if source not in ACTIONS:
         settings = options.folder_of_settings(settings_folder, kit)
         try:
             out = out or options.output_folder(OUT)
@@ -60,7 +60,7 @@ def data(
             return screen.fail(MedsiloError(f"data: --out: {error}"), 2)
         return _make(
             screen,
-            Path(what),
+            Path(source),
             out,
             name,
             target,
@@ -70,9 +70,9 @@ def data(
             asking.called_by(call),
             subgroup or [],
         )
-    if place is None:
-        raise MedsiloError(f"{what} needs the data set's folder: medsilo data {what} {out or OUT}")
-    return {"show": _show, "accept": _accept, "check": _check, "diff": _diff}[what](screen, place, by, kit)
+    if data_set is None:
+        raise MedsiloError(f"{source} needs the data set's folder: medsilo data {source} {out or OUT}")
+    return {"show": _show, "accept": _accept, "check": _check, "diff": _diff}[source](screen, data_set, by, kit)
 
 
 def _make(
@@ -126,11 +126,11 @@ def _make(
     return 0
 
 
-def _show(screen: Console, place: Path, by: str, kit: Path | None) -> int:
+def _show(screen: Console, folder: Path, by: str, kit: Path | None) -> int:
     from medsilo.core.yaml_text import dump_yaml
     from medsilo.site.data_set import DataSet
 
-    own = DataSet.read(place)
+    own = DataSet.read(folder)
     screen.say(dump_yaml(own.model_dump(mode="json", exclude_defaults=True)).rstrip(), f"identity: {own.identity}")
     screen.answer(data_set=own.model_dump(mode="json"), identity=own.identity)
     return 0
@@ -166,37 +166,37 @@ def _accept(screen: Console, place: Path, by: str, kit: Path | None) -> int:
     return 0
 
 
-def _changed(place: Path) -> "Difference":
+def _changed(folder: Path) -> "Difference":
     from medsilo.site.data_set import DataSet, compared, files_of, read_inventory, scan
 
-    known = read_inventory(place)
-    return compared(known, scan(files_of(DataSet.read(place).source(place)), known))
+    known = read_inventory(folder)
+    return compared(known, scan(files_of(DataSet.read(folder).source(folder)), known))
 
 
-def _check(screen: Console, place: Path, by: str, kit: Path | None) -> int:
+def _check(screen: Console, folder: Path, by: str, kit: Path | None) -> int:
     from medsilo.site.data_set import check_accepted
 
-    changed = _changed(place)
+    changed = _changed(folder)
     screen.say(f"files: {changed}")
     _say_files(screen, changed)
-    given = check_accepted(place, _key(kit))
+    given = check_accepted(folder, _key(kit))
     screen.say(f"accepted by {given.by}: {given.identity[:12]}")
     screen.answer(files=str(changed), accepted=given.by)
     return 1 if changed else 0
 
 
-def _diff(screen: Console, place: Path, by: str, kit: Path | None) -> int:
+def _diff(screen: Console, folder: Path, by: str, kit: Path | None) -> int:
     from medsilo.site.data_set import DataSet, as_accepted, compared, files_of, scan
 
-    given, before, known = as_accepted(place, _key(kit))
-    now = DataSet.read(place)
-    files = compared(known, scan(files_of(now.source(place)), known))
+    given, before, known = as_accepted(folder, _key(kit))
+    now = DataSet.read(folder)
+    files = compared(known, scan(files_of(now.source(folder)), known))
     said = now.changes_since(before)
     screen.say(f"since {given.by} accepted {given.identity[:12]}: {files if files or said else 'nothing changed'}")
     _say_files(screen, files)
     screen.say(*(f"  {line}" for line in said))
     names = {"new": files.new, "gone": files.gone, "changed": files.changed}
-    screen.answer(accepted=given.by, files={word: list(own) for word, own in names.items()}, data_set=said)
+    screen.answer(accepted=given.by, files={word: list(name) for word, name in names.items()}, data_set=said)
     return 1 if files or said else 0
 
 

@@ -106,7 +106,7 @@ def canary(screen: Console, *, kit: options.Kit, changes: options.Changes) -> in
     from medsilo_lab.consortium.canary import send
 
     results = send(kit, changes, screen.warn)
-    screen.say(*(one.line(name) for name, one in results.items()))
+    screen.say(*(result.line(name) for name, result in results.items()))
     screen.answer(hospitals={name: one.as_json() for name, one in results.items()})
     return 0 if all(one.ready for one in results.values()) else 1
 

@@ -54,7 +54,7 @@ def plan(
         if path.stem in sites:
             raise MedsiloError("two files belong to the same hospital; give each file once")
         sites[path.stem] = _read(path, asked)
-    told = [one.fingerprint for one in sites.values()]
+    told = [site.fingerprint for site in sites.values()]
     whole = Fingerprint.merged(told)
     with screen.busy("planning"):
         made = make_plans(asked, whole, sites, planner, memory)
@@ -71,14 +71,14 @@ def plan(
     return 1 if made.too_small else 0
 
 
-def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
+def _read(path: Path, question: "SegmentationQuestion") -> "MeasuredSite":
     import json
 
     from medsilo_nnunet.fingerprint import MeasuredSite
 
     try:
         sent = MeasuredSite.received(json.loads(files.read_bounded(path, LARGEST)))
-        sent.check(asked)
+        sent.check(question)
         return sent
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error

@@ -72,7 +72,7 @@ def run(
     from medsilo_server.record import new_study
 
     found = find_job(job)
-    study = plan_of(found, changes, plan, here=True)
+    study = plan_of(found, changes, plan, local=True)
     if plan:
         screen.say(f"{plan} with the job's method, {study.algorithm.title}")
     if name and not is_safe_name(name):
@@ -92,12 +92,12 @@ def _train_further(
     out: Path,
     name: str,
     engine: str,
-    given: tuple[Any, Any, Any],
+    arguments: tuple[Any, Any, Any],
     threads: int | None,
     live: bool,
     tensorboard: bool,
 ) -> None:
-    """Continue a finished run in a new folder with the same engine. `given` is a tuple of the user's options for
+    """Continue a finished run in a new folder with the same engine. `arguments` is a tuple of the user's options for
     device, data and settings.
     """
     screen.begin(f"reading {run}")
@@ -105,7 +105,7 @@ def _train_further(
 
     longer = Longer(run, more)
     folder = out / (name or f"{run.resolve().name}-to-{longer.plan.rounds}")
-    settings = options.settings_of_owner(*given, options.run_settings(run))
+    settings = options.settings_of_owner(*arguments, options.run_settings(run))
     job = folder / paths.JOB if (run / paths.JOB).is_dir() and engine == "simulator" else None
     longer.begin(folder)
     if job:

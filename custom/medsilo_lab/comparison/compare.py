@@ -155,7 +155,7 @@ class Asked:
         """Return all runs of the comparison; raise MedsiloError if a plan is invalid."""
         reuse.check_free(self.out)
         task = [f"task.name={self.task}"] if self.task else []
-        plan = jobs.plan_of(self.plan, task, here=True) if self.plan else parse_plan(base_plan(), task)
+        plan = jobs.plan_of(self.plan, task, local=True) if self.plan else parse_plan(base_plan(), task)
         named = [text.strip() for text in ",".join(self.methods).split(",")]
         if spaced := next((text for text in named if " " in text and ":" not in text), ""):
             raise MedsiloError(f"--methods {spaced!r}: separate methods by commas, {','.join(spaced.split())}")

@@ -166,18 +166,18 @@ def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
         )
 
 
-def _names(place: Path, expelled: Collection[str]) -> set[str]:
+def _names(folder: Path, expelled: Collection[str]) -> set[str]:
     """Return the names of all hospitals in an unpacked backup. The names come from the kit, the studies, the jobs and
     the list of expelled hospitals.
     """
     names = set(expelled)
     with reading(f"local/{HOSPITALS} in the backup"):
-        path = place / KIT / "local" / HOSPITALS
+        path = folder / KIT / "local" / HOSPITALS
         names |= set(json.loads(path.read_text(encoding="utf-8"))["hospitals"]) if path.exists() else set()
-    for path in place.rglob(paths.ROUNDS):
+    for path in folder.rglob(paths.ROUNDS):
         with suppress(MedsiloError):
             names |= {site for line in read_rounds(path.parent, growing=True) for site in line.asked}
-    for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
+    for meta in folder.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
             names |= {site for sites in json.loads(meta.read_text("utf-8"))["deploy_map"].values() for site in sites}
     return {name for name in names if is_safe_name(name)} - {SERVER}
@@ -205,19 +205,19 @@ def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
         write_text(own, dump_yaml({**values, "output": now.studies}))
 
 
-def _unpacked(file: Path, place: Path) -> Backup:
+def _unpacked(file: Path, folder: Path) -> Backup:
     try:
         with zipfile.ZipFile(file) as archive:
             inside = archive.infolist()
             if odd := [one.filename for one in inside if one.filename != FACTS and not ENTRY.fullmatch(one.filename)]:
                 raise ValueError(f"{odd[0]!r} is not part of a server's backup")
-            if sum(one.file_size for one in inside) > shutil.disk_usage(place).free:
+            if sum(one.file_size for one in inside) > shutil.disk_usage(folder).free:
                 raise ValueError("its files have more bytes than are free on the disk")
-            archive.extractall(place)
+            archive.extractall(folder)
             for one in inside:
-                (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
-            kept = Backup.model_validate_json(read_bounded(place / FACTS, 1 << 24))
-            if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
+                (folder / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
+            kept = Backup.model_validate_json(read_bounded(folder / FACTS, 1 << 24))
+            if kept.files != len(archive.namelist()) - 1 or not (folder / KIT / "startup").is_dir():
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
         what = "is no whole backup" if file.exists() else "is not there"

@@ -98,12 +98,12 @@ def _sent(session: Session, plan: Plan, sites: list[str]) -> dict[str, CanaryRes
     return {site: CanaryResult(True, _why_not(own, late), own.readiness) for site, own in sorted(summary.sites.items())}
 
 
-def _why_not(own: SiteResult, late: bool = False) -> str:
+def _why_not(result: SiteResult, late: bool = False) -> str:
     """Return the reason why a hospital is not ready. `late` is true if the canary was cancelled at its time limit."""
-    readiness = own.readiness
-    if late and not any(said.startswith("refused: ") for said in own.missed_ends.values()):
+    readiness = result.readiness
+    if late and not any(said.startswith("refused: ") for said in result.missed_ends.values()):
         return LATE
-    if missed := [*own.missed_ends.values(), *own.missed.values()]:
+    if missed := [*result.missed_ends.values(), *result.missed.values()]:
         return missed[0]
     if readiness is None:
         return "it reported nothing"

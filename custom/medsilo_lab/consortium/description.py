@@ -198,7 +198,7 @@ def read_consortium(path: Path) -> Consortium:
             f"{path.name} is not a consortium's description: {', '.join(needed)} are missing; see {EXAMPLE}"
         )
     consortium = Consortium.from_values(values, path.name)
-    found = [one.model_copy(update={"policies": _policies(one, path)}) for one in consortium.hospitals]
+    found = [hospital.model_copy(update={"policies": _policies(hospital, path)}) for hospital in consortium.hospitals]
     return consortium.model_copy(update={"hospitals": found})
 
 

@@ -127,14 +127,14 @@ class Incidents:
         ]
 
     @classmethod
-    def of_json(cls, kept: Iterable[dict[str, Any]]) -> "Incidents":
+    def of_json(cls, items: Iterable[dict[str, Any]]) -> "Incidents":
         found = cls()
-        for one in kept:
-            over = [(News(**begun), News(**end)) for begun, end in one["over"]]
-            wrong = {key: News(**news) for key, news in one["wrong"].items()}
-            beside = [News(**news) for news in one["beside"]]
+        for item in items:
+            over = [(News(**begun), News(**end)) for begun, end in item["over"]]
+            wrong = {key: News(**news) for key, news in item["wrong"].items()}
+            beside = [News(**news) for news in item["beside"]]
             ended = time.monotonic() if over else None
-            found.open.append(Incident(bool(one["told"]), wrong, {}, over, beside, ended=ended))
+            found.open.append(Incident(bool(item["told"]), wrong, {}, over, beside, ended=ended))
         return found
 
     def keys(self) -> set[str]:

@@ -600,11 +600,11 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
         return Path(shutil.copytree(run, out / run.name, dirs_exist_ok=True))
 
 
-def _check_earlier(own: Path, run: Path) -> None:
-    """Raise MedsiloError unless the existing folder `own` is an earlier download of the study in `run`."""
+def _check_earlier(folder: Path, run: Path) -> None:
+    """Raise MedsiloError unless the existing folder `folder` is an earlier download of the study in `run`."""
     before, now = (
-        (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
+        (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (folder, run)
     )
     led_on = before and before == now[: len(before)]
-    if not led_on or own.is_symlink() or any(path.is_symlink() for path in own.rglob("*")):
-        raise MedsiloError(f"{own} exists, and is not an earlier download of this study; choose another --out")
+    if not led_on or folder.is_symlink() or any(path.is_symlink() for path in folder.rglob("*")):
+        raise MedsiloError(f"{folder} exists, and is not an earlier download of this study; choose another --out")

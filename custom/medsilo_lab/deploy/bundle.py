@@ -73,12 +73,12 @@ def _write_scripts(scripts: Path) -> None:
         write_text(scripts / f"{name}.py", code.replace("from medsilo.tasks.own.", "from scripts."))
 
 
-def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
+def _inference(words: InMonai, settings: dict[str, Any] | None) -> dict[str, Any]:
     """Return the contents of configs/inference.json, with which MONAI's runner predicts every image in dataset_dir. The
     runner writes masks or a table of classes to output_dir.
     """
     facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
-    return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))
+    return json.loads(template("inference").render(facts, words=words, own=settings, suffixes=_suffixes(words)))
 
 
 def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def segmentation(
 
 def report(
     sources: Sequence[Any],
-    found: Any,
+    values: Any,
     structures: Mapping[str, StructureCode],
     volumes: Mapping[str, float],
     maker: MadeBy,
@@ -146,12 +146,12 @@ def report(
         }
         if volumes[name] > 0:
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
-            segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
+            segment = hd.sr.ReferencedSegment(values.SOPClassUID, values.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
         # a structured report cannot refer to a structure that was not found, because such a structure has no segment
         else:
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
-    return _reported([*sources, found], groups, maker)
+    return _reported([*sources, values], groups, maker)
 
 
 def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:

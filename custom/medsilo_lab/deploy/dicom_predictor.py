@@ -44,18 +44,18 @@ class DicomSeries:
     def read(self) -> Scan:
         return scan_of_series(make_series(self.headers))
 
-    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+    def write(self, scan: Scan, prediction: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
         sources = sources_of(scan.source)
         if labels is None:
-            told = class_report(sources, found["class"], found["probability"], self.maker)
+            told = class_report(sources, prediction["class"], prediction["probability"], self.maker)
             return {"report": self._save(told, out, "report")}
         mask = segmentation(sources, _as_stored(scan, labels, sources), self.codes, self.maker)
-        volumes = {name: found[f"{VOLUME}{name}"] for name in self.codes}
+        volumes = {name: prediction[f"{VOLUME}{name}"] for name in self.codes}
         told = report(sources, mask, self.codes, volumes, self.maker)
         return {"report": self._save(told, out, "report"), "mask": self._save(mask, out, "segmentation")}
 
-    def _save(self, elements: Any, out: Path, what: str) -> str:
-        written, name = BytesIO(), f"{self.number:04d}_{what}.dcm"
+    def _save(self, elements: Any, out: Path, subject: str) -> str:
+        written, name = BytesIO(), f"{self.number:04d}_{subject}.dcm"
         elements.save_as(written)
         files.write_bytes(out / name, written.getvalue())
         return name

@@ -62,7 +62,7 @@ class ImageFile:
     def read(self) -> Scan:
         return scan_of(self.use, self.files)
 
-    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+    def write(self, scan: Scan, prediction: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
         if labels is None:
             return {}
         write_mask(scan, _with_values(labels, self.own_values), out / self.mask)
@@ -96,12 +96,12 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
+def find_images(paths: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
     """Return the images among the given paths: image files, folders of a DICOM series, and all images in other folders.
     The number of files in the given folders that are no images is reported.
     """
     found: list[Path] = []
-    for path in given:
+    for path in paths:
         if not path.is_file() and not path.is_dir():
             raise MedsiloError("an image does not exist, or is not a file; correct its path", private=str(path))
         if path.is_file() or _is_series(path):

@@ -104,14 +104,14 @@ def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[s
     channels, each channel has a subfolder, and a case has one file in each subfolder.
     """
 
-    def files(place: Path) -> list[str]:
-        return sorted(str(path) for path in place.iterdir() if path.name.lower().endswith(tuple(suffixes)))
+    def files(folder: Path) -> list[str]:
+        return sorted(str(path) for path in folder.iterdir() if path.name.lower().endswith(tuple(suffixes)))
 
     if len(channels) == 1:
         return [{"image": path} for path in files(Path(folder))]
     columns = [files(Path(folder, channel)) for channel in channels]
     names = [[Path(path).name for path in column] for column in columns]
-    if any(own != names[0] for own in names):
+    if any(name != names[0] for name in names):
         raise ValueError(f"give each of the folders {', '.join(channels)} a file of the same name for each case")
     return [{"image": list(paths)} for paths in zip(*columns, strict=True)]
 

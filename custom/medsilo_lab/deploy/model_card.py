@@ -176,12 +176,12 @@ def _interval_of(metric: str, score: float, cases: int) -> Interval:
     return round(max(score - half, 0), 4), round(min(score + half, 1), 4)
 
 
-def _rate(one: Mapping[str, Any], of: str) -> str:
+def _rate(rate: Mapping[str, Any], of: str) -> str:
     """Format the rate of a class and its confidence interval, with the digits that the number of cases justifies."""
-    if one[of] is None:
+    if rate[of] is None:
         return _shown(None)
-    ends = one["intervals"].get(of)
-    return f"{number_text(one[of], one['cases'])} ({interval_text(ends, one['cases'])})" if ends else _shown(None)
+    ends = rate["intervals"].get(of)
+    return f"{number_text(rate[of], rate['cases'])} ({interval_text(ends, rate['cases'])})" if ends else _shown(None)
 
 
 def _shown(value: float | Undefined | None, form: str = "%d") -> str:

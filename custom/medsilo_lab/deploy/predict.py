@@ -46,7 +46,7 @@ class PredictedImage(Protocol):
     def read(self) -> Scan:
         """Read the image."""
 
-    def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
+    def write(self, scan: Scan, prediction: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
         """Write the findings and the mask of an image into a folder. Return the names of the written files for the
         table.
 

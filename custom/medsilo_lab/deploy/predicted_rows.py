@@ -31,19 +31,19 @@ class TablePredictor(Predictor):
         return failures(self.predict_rows(self.given, lambda path: _predicted(self, task, path, scales), COLUMNS))
 
 
-def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
+def _predicted(predictor: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
     """Yield a row for each line of a table, in the order of the lines. If a line cannot be read, the row contains the
     reason.
     """
     try:
-        rows = task.rows(path, asked.data or DataSource(folder=path.parent), outcome=False)
+        rows = task.rows(path, predictor.data or DataSource(folder=path.parent), outcome=False)
     except DataError as error:
         yield {"table": path.name, "line": None, "patient": None, "error": str(error), "detail": error.private}
         return
     refused = [problem for problem in rows.problems if problem.severity != "note"]
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(torch.from_numpy(rows.inputs), scales)
-    found |= dict(zip(rows.places, asked.answers(inputs, task.target), strict=True))
+    found |= dict(zip(rows.places, predictor.answers(inputs, task.target), strict=True))
     for what, lines in rows.odd.items():  # a row for an invalid line contains a reason and no prediction
         found |= {place: {"error": what} for place in rows.table.lines_called(lines.nonzero()[0])}
     patients = dict(zip(rows.places, rows.patients.texts(), strict=True)) if rows.patients_named else {}
@@ -51,5 +51,5 @@ def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales)
         yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}
 
 
-def _number(place: str) -> int:
-    return int(place.rpartition(" ")[2])
+def _number(where: str) -> int:
+    return int(where.rpartition(" ")[2])

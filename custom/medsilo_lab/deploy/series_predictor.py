@@ -42,11 +42,11 @@ class SeriesPredictor(Predictor):
 Row = dict[str, Any]
 
 
-def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
+def _predicted(predictor: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
     """Yield a row for each window of a recording in the order of time. An unreadable recording has a single row, which
     contains the error.
     """
-    data = asked.data or DataSource(folder=path.parent)
+    data = predictor.data or DataSource(folder=path.parent)
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
         found = list(task.windows(path, Reader(task.limits, data, task.rate, label=False)))
@@ -58,7 +58,7 @@ def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[T
     for patient, recording, windows in found:
         seconds = recording.seconds
         inputs = task.finished(torch.from_numpy(windows.inputs), scales)
-        answers = asked.answers(inputs, task.target)
+        answers = predictor.answers(inputs, task.target)
         for number, (row, answer) in enumerate(zip(windows.rows.tolist(), answers, strict=True), 1):
             begins = row / (data.rate or task.rate) if seconds is None else float(seconds[row])
             place = {"window": number, "row": row + 1, "seconds": round(begins, 6)}

@@ -97,11 +97,11 @@ class Source:
         return cls(network.eval(), plan, told, folder, (folder / name).parent, facts.get("round"))
 
     @classmethod
-    def _super(cls, model: SuperModel, run: Path, place: Path) -> Self:
+    def _super(cls, model: SuperModel, run: Path, folder: Path) -> Self:
         assert model.origin is not None
         plan = model.origin.plan
         facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
-        return cls(model, plan, facts, run, place)
+        return cls(model, plan, facts, run, folder)
 
     @classmethod
     def together(cls, sources: Sequence[Self]) -> Self:

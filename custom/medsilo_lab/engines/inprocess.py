@@ -113,10 +113,10 @@ def _run_federated(
         rests = 4 * COPIES * plan.parameters * len(names) > AWAKE
         participants = _participants(plan, record.folder, settings, kind, rests)
         for (
-            own
+            participant
             # a site and its objects refer to each other, so Python would not free their memory immediately
         ) in participants.values():
-            places.callback(own.offload)
+            places.callback(participant.offload)
         transport = Loop(participants, rests)
         sites = plan.participation.sites
         Coordinator(plan, sites, transport, record, "in-process", on_round, settings).run(resume)

@@ -112,8 +112,8 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
     }
 
 
-def doubts(releases: Sequence[Release], found: Sequence[external_test.Judged], site: str) -> list[Notice]:
-    return [*_seen(releases, found, site), *_doubts(releases, found)]
+def doubts(releases: Sequence[Release], judged: Sequence[external_test.Judged], site: str) -> list[Notice]:
+    return [*_seen(releases, judged, site), *_doubts(releases, judged)]
 
 
 def _seen(releases: Sequence[Release], found: Sequence[external_test.Judged], site: str) -> Iterator[Notice]:

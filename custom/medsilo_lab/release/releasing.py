@@ -84,7 +84,7 @@ def test(
         found = external_test.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
     page = write_validation(opened, found, hospital, out)
     warnings = doubts(opened, found, hospital)
-    screen.say(f"page, which stays here: {page}", *(f"warning, which stays here: {one}" for one in warnings))
+    screen.say(f"page, which stays here: {page}", *(f"warning, which stays here: {warning}" for warning in warnings))
     told = []
     for release, here in zip(opened, found, strict=True):
         own, cases = here.leaving, here.reported["cases"]

@@ -59,38 +59,39 @@ class ColumnFacts:
 
 
 def page_of(
-    own: DataSet, task: Task, data: SiteData, source: DataSource, files: Sequence[KnownFile], table: Columns | None
+    data_set: DataSet, task: Task, data: SiteData, source: DataSource, files: Sequence[KnownFile], table: Columns | None
 ) -> str:
-    least, words = 1, dict(own.in_words())
+    least, words = 1, dict(data_set.in_words())
     parts = [
         (part, [getattr(data.survey.parts[part], key) if data.survey else 0 for key in ("patients", "cases")], counts)
-        for part, counts in own.tells.items()
+        for part, counts in data_set.tells.items()
     ]
-    asked = [f"{key}: {answer}" for key, answer in own.answers.items()]
+    asked = [f"{key}: {answer}" for key, answer in data_set.answers.items()]
     notices = [
-        {"kind": "warning", "word": "left out", "text": f"{why}: {many:,}"} for why, many in own.left_out.items()
+        {"kind": "warning", "word": "left out", "text": f"{why}: {many:,}"} for why, many in data_set.left_out.items()
     ]
-    notices += [{"kind": "note", "word": "note", "text": f"{what}: {many:,}"} for what, many in own.notes.items()]
-    if not own.patients.known:
+    notices += [{"kind": "note", "word": "note", "text": f"{what}: {many:,}"} for what, many in data_set.notes.items()]
+    if not data_set.patients.known:
         told = "The data do not name the patients. Each case counts as a patient of its own, as a person said."
         notices.insert(0, {"kind": "warning", "word": "patients", "text": told})
     return fill(
         "data_set.html",
-        f"Data set {own.name}",
-        answer=f"{counted(own.patients.count, 'patient')}; {words['patients'].partition('; ')[2]}",
-        context=f"Made on {own.made} of {counted(own.inventory.files, 'file')}, {own.inventory.bytes / 1e6:,.1f} MB. "
-        f"Identity {own.identity[:12]}. This page shows patients' data: it stays at this hospital.",
+        f"Data set {data_set.name}",
+        answer=f"{counted(data_set.patients.count, 'patient')}; {words['patients'].partition('; ')[2]}",
+        context=f"Made on {data_set.made} of {counted(data_set.inventory.files, 'file')}, "
+        f"{data_set.inventory.bytes / 1e6:,.1f} MB. Identity {data_set.identity[:12]}. "
+        f"This page shows patients' data: it stays at this hospital.",
         notices=notices,
         limits=LIMITS,
         least=least,
-        found=own.found,
+        found=data_set.found,
         asked=asked,
-        learns={key: _said(value) for key, value in own.learns.items()},
+        learns={key: _said(value) for key, value in data_set.learns.items()},
         parts=parts,
-        words=own.words,
-        hospitals=own.hospitals,
+        words=data_set.words,
+        hospitals=data_set.hospitals,
         pictures=[*_pictures(task, data)],
-        columns=[*_columns(own, source, table)] if table else [],
+        columns=[*_columns(data_set, source, table)] if table else [],
         ranges=_ranges(data.survey),
         twice=_twice(files),
         names=MOST_NAMES,
@@ -164,10 +165,10 @@ def _caption(task: Task, target: Tensor, masks: Tensor | None) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- columns
-def _columns(own: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
+def _columns(data_set: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
     roles = {str(name): role for role, name in source.columns.items() if isinstance(name, str)}
     outcome = {source.column(name) for name in source.outcome}
-    uses = {name: _use(name, roles, outcome, source, own.words) for name in table.names}
+    uses = {name: _use(name, roles, outcome, source, data_set.words) for name in table.names}
     for name in sorted(table.names, key=lambda name: uses[name] == "not used"):
         column = table.column(name)
         known = ~column.isin({*MISSING, *source.missing, *source.codes.get(roles.get(name, name), ())})

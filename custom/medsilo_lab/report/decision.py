@@ -119,28 +119,28 @@ def _series(lines: Sequence[Drawn], curve: Callable[[list[ReliabilityBin]], Poin
     return [Series(name, [y for _, y in own], style, places=[x for x, _ in own]) for name, style, own in every]
 
 
-def _reliability(places: list[ReliabilityBin]) -> Points:
-    return ((min(total / cases, 1.0), own / cases) for cases, own, total in places if cases)
+def _reliability(bins: list[ReliabilityBin]) -> Points:
+    return ((min(total / cases, 1.0), own / cases) for cases, own, total in bins if cases)
 
 
-def _called(places: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
+def _called(bins: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
     """For each threshold from 1 down to 0, yield the threshold, the number of positive decisions and the number of true
     positives.
     """
     cases = own = 0
     yield 1.0, 0, 0
-    for place in reversed(range(len(places))):
-        cases, own = cases + places[place][0], own + min(places[place][:2])
-        yield place / len(places), cases, own
+    for place in reversed(range(len(bins))):
+        cases, own = cases + bins[place][0], own + min(bins[place][:2])
+        yield place / len(bins), cases, own
 
 
-def _roc(places: list[ReliabilityBin]) -> Points:
-    *_, (_, everyone, ill) = _called(places)
+def _roc(bins: list[ReliabilityBin]) -> Points:
+    *_, (_, everyone, ill) = _called(bins)
     known = 0 < ill < everyone
-    return (((cases - own) / (everyone - ill), own / ill) for _, cases, own in _called(places) if known)
+    return (((cases - own) / (everyone - ill), own / ill) for _, cases, own in _called(bins) if known)
 
 
-def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
+def _benefit(bins: list[ReliabilityBin], everybody: bool = False) -> Points:
     """For each threshold t, return t and the net benefit per case (Vickers and Elkin 2006).
 
     The net benefit of all cases together is TP − t / (1 − t) × FP, with TP true positives and FP false positives.
@@ -148,7 +148,7 @@ def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
     Args:
         everybody: True for the net benefit of deciding that every case is positive
     """
-    called, net = list(_called(places)), []
+    called, net = list(_called(bins)), []
     everyone, ill = called[-1][1:]
     for at, cases, own in called:
         if everybody:
@@ -268,8 +268,8 @@ def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
         yield (row.words, name), [*shares, *rates]
 
 
-def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
-    for name, counts in zip(classes, told.confusion, strict=True):
+def few_cases(decisions: Decisions, classes: Sequence[str]) -> Iterator[str]:
+    for name, counts in zip(classes, decisions.confusion, strict=True):
         if sum(counts) < FEW:
             yield f"{sum(counts)} of {name}"
 

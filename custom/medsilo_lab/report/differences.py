@@ -72,7 +72,11 @@ def finding(verdict: Verdict) -> str:
     if verdict.first and verdict.declared:
         word = _word(verdict.first)
         words = TITLES[word].format(verdict.declared)
-        if word != "inconclusive" and verdict.hospitals and all(one.word != word for one in verdict.hospitals.values()):
+        if (
+            word != "inconclusive"
+            and verdict.hospitals
+            and all(hospital.word != word for hospital in verdict.hospitals.values())
+        ):
             words += " on average; for no single hospital shown"
         return words[0].upper() + words[1:]
     if verdict.hospitals:
@@ -81,8 +85,8 @@ def finding(verdict: Verdict) -> str:
     return _ranking(verdict)
 
 
-def _word(found: PairedDifference) -> str:
-    return ("better" if found.mean > 0 else "worse") if found.sure else "inconclusive"
+def _word(difference: PairedDifference) -> str:
+    return ("better" if difference.mean > 0 else "worse") if difference.sure else "inconclusive"
 
 
 def _ranking(verdict: Verdict) -> str:
@@ -126,11 +130,13 @@ def difference_lines(verdict: Verdict, sites: Sequence[str] | None = None) -> li
     if verdict.first and verdict.declared and told:
         more = needed_in_words(verdict.needed, verdict.first)
         lines = [_with_scores(DifferenceLine(EVERYONE, "", verdict.first, more), verdict, verdict.declared)]
-    for site, one in verdict.hospitals.items():
+    for site, hospital in verdict.hospitals.items():
         if sites is None or site in sites:
-            name = site if verdict.declared else f"{site}, {one.method}"
-            line = DifferenceLine(name, one.word, one.difference, needed_in_words(one.needed, one.difference))
-            lines.append(_with_scores(line, verdict, one.method, site))
+            name = site if verdict.declared else f"{site}, {hospital.method}"
+            line = DifferenceLine(
+                name, hospital.word, hospital.difference, needed_in_words(hospital.needed, hospital.difference)
+            )
+            lines.append(_with_scores(line, verdict, hospital.method, site))
     return lines
 
 
@@ -140,7 +146,7 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
     number = counted(len(verdict.hospitals), "hospital")
     note = f"{beforehand}Verdicts and intervals of hospitals are corrected for {number}"
     note += "." if verdict.declared else " and all methods."
-    if any(one.difference.unseen for one in lines):
+    if any(line.difference.unseen for line in lines):
         note += " Verdicts rest on the thick line, which is for patients like those tested. The thin one allows for a "
         note += "kind of patient that was not tested, and fails."
     if any(one.missing for one in lines):
@@ -180,7 +186,7 @@ def _chart(
         about: rows whose sample the caption describes; by default all rows
     """
     # the numbers of seeds are shown only if the rows of the chart have different numbers of seeds
-    differ = len({one.difference.seeds for one in lines}) > 1
+    differ = len({line.difference.seeds for line in lines}) > 1
     scores = all(one.together for one in lines)
     drawn = [_whisker(one, in_points(one.difference, differ), scores) for one in lines]
     marks = shared_axis(drawn, zero=not scores) if drawn else []
@@ -259,7 +265,7 @@ def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
 
 
 def _sample_of(lines: Sequence[DifferenceLine]) -> str:
-    seeds = max((one.difference.seeds for one in lines), default=0)
+    seeds = max((line.difference.seeds for line in lines), default=0)
     patients = max((one.difference.patients or 0 for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
     return f"n = {tested}, {repetitions(seeds)}"
@@ -278,10 +284,10 @@ def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list
         raise MedsiloError(
             "--hospitals: no difference from single-site training is known; compare with the method local, too"
         )
-    first = {one.row: folder / one.run for one in reversed(verdict.runs)}
+    first = {run.row: folder / run.run for run in reversed(verdict.runs)}
     pages = {
-        site: of_comparison(verdict, site, one, read(first[one.method]), leaving(first[one.method]))
-        for site, one in verdict.hospitals.items()
+        site: of_comparison(verdict, site, hospital, read(first[hospital.method]), leaving(first[hospital.method]))
+        for site, hospital in verdict.hospitals.items()
     }
     return [save(page, folder / paths.HOSPITALS / f"{site}.html") for site, page in pages.items()]
 
@@ -355,8 +361,8 @@ def _learned_from(site: str, run: RunResult) -> str:
     return f"{counted(here, unit)} here{more}"
 
 
-def _level(found: Level) -> str:
-    return f"{found} ({interval_text((found.low, found.high), found.n)})"
+def _level(level: Level) -> str:
+    return f"{level} ({interval_text((level.low, level.high), level.n)})"
 
 
 def _limits(verdict: Verdict, site: str, one: HospitalVerdict) -> Iterator[str]:

@@ -114,7 +114,7 @@ def _validated(line: Round, site: str) -> float | None:
 
 
 def _mean(line: Round) -> float | None:
-    known = [own.validation for own in line.sites.values() if own.validation is not None]
+    known = [site.validation for site in line.sites.values() if site.validation is not None]
     return statistics.fmean(known) if known else None
 
 

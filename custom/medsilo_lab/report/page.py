@@ -81,22 +81,25 @@ def report_of(folder: Path) -> Reported:
     return Reported(text_table(runs[0]), told, _write(runs, folder / paths.REPORT, folder.name))
 
 
-def _spent(one: Spent) -> list[dict[str, Any]]:
-    costs = (one.study, one.all_studies)
-    rest = (one.allowed, one.delta)
+def _spent(spent: Spent) -> list[dict[str, Any]]:
+    costs = (spent.study, spent.all_studies)
+    rest = (spent.allowed, spent.delta)
     return [
         *(cell(cost, epsilon_text(cost)) for cost in costs),
         *(cell(number, "" if number is None else f"{number:g}") for number in rest),
     ]
 
 
-def _weighed(one: Weighed) -> list[dict[str, Any]]:
+def _weighed(weighed: Weighed) -> list[dict[str, Any]]:
     """Return table cells with a hospital's number of patients, number of cases and weight. Each cell contains the value
     that the hospital disclosed and the exact value.
     """
-    told, exact = (one.told_patients, one.told_cases, one.told_weight), (one.patients, one.cases, one.weight)
+    told, exact = (
+        (weighed.told_patients, weighed.told_cases, weighed.told_weight),
+        (weighed.patients, weighed.cases, weighed.weight),
+    )
     pairs = [cell(float(number)) for pair in zip(told, exact, strict=True) for number in pair]
-    return [*pairs, cell(one.off, f"{one.off:.0%}")]
+    return [*pairs, cell(weighed.off, f"{weighed.off:.0%}")]
 
 
 def _context(runs: Sequence[RunResult], name: str) -> str:
@@ -259,6 +262,6 @@ def _participation(run: RunResult) -> dict[str, Any]:
     }
 
 
-def _work(own: SiteResult) -> list[dict[str, Any]]:
-    sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
-    return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]
+def _work(result: SiteResult) -> list[dict[str, Any]]:
+    sent = [cell(value, bytes_text(value)) for value in (result.bytes_up, result.bytes_down)]
+    return [cell(result.contributed), cell(result.seconds, seconds_text(result.seconds)), *sent]

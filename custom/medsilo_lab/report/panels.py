@@ -95,15 +95,15 @@ def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     return panels
 
 
-def _choices(told: Mapping[str, Mapping[str, int]]) -> str:
-    return f"n = {counted(sum(sum(chosen.values()) for chosen in told.values()), 'choice')}"
+def _choices(counts: Mapping[str, Mapping[str, int]]) -> str:
+    return f"n = {counted(sum(sum(chosen.values()) for chosen in counts.values()), 'choice')}"
 
 
 def _frequencies(
-    told: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
+    counts: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
 ) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
     rows = []
-    for site, chosen in told.items():
+    for site, chosen in counts.items():
         whole = sum(chosen.values())
         shares = [chosen.get(name, 0) / whole if whole else None for name in names]
         cells = [cell(share, None if share is None else f"{share:.0%}") for share in shares]
@@ -120,7 +120,7 @@ def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
     too large are left out.
     """
     first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
-    drawn = [one for run in first for own in run.overlays.values() for one in own]
+    drawn = [one for run in first for several in run.overlays.values() for one in several]
     for kinds in (OVERLAYS, ("median", "worst"), ("median",), ()):
         if sum(len(one.image) for one in drawn if one.which in kinds) <= MOST_OVERLAYS:
             break
@@ -138,7 +138,7 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
             [run.summary.score_at(site) for run in subject.runs if site in run.summary.evaluation_sites]
             for site in sites
         ]
-        rows.append((subject.label, [_over_seeds(own) for own in scores]))
+        rows.append((subject.label, [_over_seeds(score) for score in scores]))
     tested = [
         cases_tested(run.summary, site) or 0 for subject in told[:1] for run in subject.runs[:1] for site in sites
     ]
@@ -150,7 +150,7 @@ def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
     """Return a table cell with the mean score over seeds. If the scores of the seeds differ, add the lowest and the
     highest score.
     """
-    ends = [(one.low, one.high) for one in scores if one.low is not None and one.high is not None]
+    ends = [(score.low, score.high) for score in scores if score.low is not None and score.high is not None]
     if not ends:
         return score_cell(scores[0] if scores else Score(kind="missing"))
     known = [one for one in scores if one.known]

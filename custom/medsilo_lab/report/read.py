@@ -143,7 +143,7 @@ class RunResult:
         over fewer sites would jump. A site that has no score in any round is left out.
         """
         curves = [self.site(site).validation for site in self.sites]
-        by_round = zip_longest(*(own for own in curves if any(score is not None for score in own)))
+        by_round = zip_longest(*(curve for curve in curves if any(score is not None for score in curve)))
         return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
     def missed(self, site: str) -> dict[int, str]:
@@ -244,7 +244,7 @@ def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
 
     tests = {site: SiteTest.read(folder, site, summary.metric) for site in sorted(kept)}
     known = {
-        "patients": {site: own.scores.people for site, own in tests.items()},
+        "patients": {site: test.scores.people for site, test in tests.items()},
         "means": {site: mean for site, own in tests.items() if (mean := own.mean) is not None},
     }
     if not whole:

@@ -30,7 +30,7 @@ def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
     Args:
         failures: lines of text about the failed runs of a comparison
     """
-    runs = [run for own in rows.values() for run in own]
+    runs = [run for row in rows.values() for run in row]
     failed = [*failures, *(f"{run.label}: {run.summary.reason or 'no reason given'}" for run in runs if run.failed)]
     found = [Notice(kind="failed", word="Failed", text=text) for text in failed]
     found += _absences(runs)
@@ -68,8 +68,8 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
     found = [Notice(kind="caution", word="Untrained", text=text) for text in _untrained(rows, site)]
     for word, holds in LEARNED.items():
         said: dict[str, list[str]] = {}
-        for name, own in rows.items():
-            judged = [holds(run) for run in own if not run.failed]
+        for name, row in rows.items():
+            judged = [holds(run) for run in row if not run.failed]
             texts = [text for text in judged if text]
             if len(texts) > len(judged) / 2:
                 said.setdefault(texts[0], []).append(name)
@@ -81,17 +81,17 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
     """For each configuration in which a site tested an untrained model, yield a line of text. The line says in how many
     runs of the configuration an untrained model was tested.
     """
-    for name, own in rows.items():
+    for name, row in rows.items():
         sites = {
             run.label: [
                 one for one, chosen in run.summary.selected.rounds.items() if chosen == 0 and site in (None, one)
             ]
-            for run in own
+            for run in row
             if run.summary.rounds.done
         }
         if raw := [label for label, there in sites.items() if there]:
             where = ", ".join(dict.fromkeys(chain.from_iterable(sites.values())))
-            often = f", in {len(raw)} of {len(own)} runs" if len(own) > 1 else ""
+            often = f", in {len(raw)} of {len(row)} runs" if len(row) > 1 else ""
             yield (
                 f"{name}: the model tested at {where} is that of round 0, before any training{often}; "
                 "model_selection.keep=last takes the last round's"
@@ -108,9 +108,9 @@ def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[
             found.setdefault(line, []).append(run)
     for line, said in found.items():
         names = []
-        for name, own in rows.items():
-            here = [run.label for run in own if any(run is one for one in said)]
-            names += [name] if here and len(here) == len(own) else here
+        for name, row in rows.items():
+            here = [run.label for run in row if any(run is one for one in said)]
+            names += [name] if here and len(here) == len(row) else here
         left = len(names) - MOST_NAMED
         more = f" and {left} more" if left > 0 else ""
         yield f"{', '.join(names[:MOST_NAMED])}{more}: {line}"

@@ -43,7 +43,7 @@ def write_demo(folder: Path, pictured: str) -> Path:
     """Write the demo's page, which explains the example and then shows the comparison. `pictured` is the title of the
     configuration whose images the page shows.
     """
-    first = next((one.run for one in read_verdict(folder).runs if one.row == pictured), None)
+    first = next((run.run for run in read_verdict(folder).runs if run.row == pictured), None)
     found = read(folder / first).pictures if first else {}
     images = {site: [before for before, _ in pairs] for site, pairs in found.items()}
     return write_study(folder, template="demo.html", story=images)
@@ -147,11 +147,11 @@ def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
     return [(site, ", ".join(filter(None, (told.get(site, ""), more)))) for site in verdict.sites]
 
 
-def _score(found: Level | None, look: str = "") -> dict[str, Any]:
-    if found is None:
+def _score(level: Level | None, look: str = "") -> dict[str, Any]:
+    if level is None:
         return cell(None, look=look)
-    spread = "" if found.sd is None else f" ± {number_text(found.sd, found.n)}"
-    return cell(found.mean, f"{found}{spread}", interval_text((found.low, found.high), found.n), look)
+    spread = "" if level.sd is None else f" ± {number_text(level.sd, level.n)}"
+    return cell(level.mean, f"{level}{spread}", interval_text((level.low, level.high), level.n), look)
 
 
 def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _difference(found: PairedDifference | None) -> dict[str, Any]:
-    if found is None:
+def _difference(difference: PairedDifference | None) -> dict[str, Any]:
+    if difference is None:
         return cell(None)
-    look = ("higher" if found.mean > 0 else "lower") if found.sure else ""
-    return cell(100 * found.mean, points(found.mean), interval_in_points(found), look)
+    look = ("higher" if difference.mean > 0 else "lower") if difference.sure else ""
+    return cell(100 * difference.mean, points(difference.mean), interval_in_points(difference), look)
 
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
@@ -198,18 +198,18 @@ def _tested(verdict: Verdict) -> list[VerdictRow]:
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows
 
 
-def _shaded(found: PairedDifference | None) -> dict[str, Any]:
-    if found is None:
+def _shaded(difference: PairedDifference | None) -> dict[str, Any]:
+    if difference is None:
         return cell(None)
-    look = f"{'higher' if found.mean > 0 else 'lower'}{' sure' if found.sure else ''}"
-    told = cell(100 * found.mean, points(found.mean), interval_in_points(found), look)
-    return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
+    look = f"{'higher' if difference.mean > 0 else 'lower'}{' sure' if difference.sure else ''}"
+    told = cell(100 * difference.mean, points(difference.mean), interval_in_points(difference), look)
+    return told | {"heat": min(abs(difference.mean) / DARKEST, 1)}
 
 
-def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
+def _curve(rows: Rows, looks: Sequence[int], metric: str) -> Markup | None:
     """For each configuration, draw the mean validation score over sites and seeds as a curve over rounds."""
     lines = []
-    for style, (title, runs) in zip(looks, found.items(), strict=True):
+    for style, (title, runs) in zip(looks, rows.items(), strict=True):
         curves = [run.mean_curve for run in runs]
         means = [_mean(column) for column in zip(*curves, strict=False)]
         coarse = any(run.step(site, "validation") for run in runs for site in run.sites)

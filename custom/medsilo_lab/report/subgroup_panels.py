@@ -24,28 +24,28 @@ def section(tables: Mapping[str, Sequence[SubgroupTable]]) -> dict[str, Any]:
 
 def _panel(label: str, table: SubgroupTable) -> dict[str, Any]:
     heads = ["Patients", "Score", *([f"Difference from {table.baseline}"] if table.baseline else [])]
-    rows = [(one.level, _level(one, bool(table.baseline))) for one in table.levels]
+    rows = [(level.level, _level(level, bool(table.baseline))) for level in table.levels]
     return {
         "title": f"By {table.subgroup}, {label}",
         "subgroup": table.subgroup,
         "heads": heads,
         "rows": rows,
         "n": f"n = {counted(sum(one.patients for one in table.levels), 'test patient')}",
-        "pairs": [(f"{one.first} – {one.second}", [_pair(one)]) for one in table.pairs],
+        "pairs": [(f"{pair.first} – {pair.second}", [_pair(pair)]) for pair in table.pairs],
         "few": [one.level for one in table.levels if one.few],
     }
 
 
-def _level(one: SubgroupLevel, held: bool) -> list[dict[str, Any]]:
-    ends = None if one.low is None or one.high is None else (one.low, one.high)
-    few = f" ({FEW})" if one.few and one.patients else ""
+def _level(level: SubgroupLevel, suppressed: bool) -> list[dict[str, Any]]:
+    ends = None if level.low is None or level.high is None else (level.low, level.high)
+    few = f" ({FEW})" if level.few and level.patients else ""
     cells = [
-        cell(one.patients or None, missing=FEW) | {"aside": ""},
-        cell(one.score.middle, f"{one.score}{few}", interval_text(ends, one.patients)),
+        cell(level.patients or None, missing=FEW) | {"aside": ""},
+        cell(level.score.middle, f"{level.score}{few}", interval_text(ends, level.patients)),
     ]
-    return [*cells, *([_pair(one.difference) if one.difference else cell(None)] if held else [])]
+    return [*cells, *([_pair(level.difference) if level.difference else cell(None)] if suppressed else [])]
 
 
-def _pair(one: SubgroupPair) -> dict[str, Any]:
-    look = ("higher" if one.mean > 0 else "lower") if one.sure else ""
-    return cell(100 * one.mean, points(one.mean), f"{points(one.low)} to {points(one.high)}", look)
+def _pair(pair: SubgroupPair) -> dict[str, Any]:
+    look = ("higher" if pair.mean > 0 else "lower") if pair.sure else ""
+    return cell(100 * pair.mean, points(pair.mean), f"{points(pair.low)} to {points(pair.high)}", look)

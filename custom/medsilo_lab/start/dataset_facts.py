@@ -117,8 +117,8 @@ def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / top for site, top in sites_of(layout.hospitals, layout.told).items()} or {"": folder}
     listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}
-    for own in listings.values():
-        own.refuse_unusable()
+    for listing in listings.values():
+        listing.refuse_unusable()
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
     if layout.images and (patient := patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
@@ -147,7 +147,7 @@ def dataset_facts_of(
     """Open a sample of the hospitals' cases with the function `look`, and return the properties of the folder. If the
     folder belongs to a single hospital, `listings` has the single key "".
     """
-    entries = {site: own.entries for site, own in listings.items()}
+    entries = {site: listing.entries for site, listing in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     looked, wrong = opened(entries, lambda entry: (look(entry), entry.name), left_out)
     _refuse_mixtures(looked)
@@ -190,7 +190,7 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
     for telling in (SAYING, *TELLING):
         expression = f"^{CLASS if classes else ''}{telling}"
         fits = {site: [re.search(expression, name) for name in own] for site, own in names.items()}
-        if not all(match for own in fits.values() for match in own):
+        if not all(match for fit in fits.values() for match in fit):
             continue
         patients = {site: len({match[1] for match in own if match}) for site, own in fits.items()}
         several = telling == SAYING or sum(map(len, names.values())) > sum(patients.values())

@@ -309,11 +309,11 @@ def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
     return [(file, key, in_yaml(value), why) for file, own in files for key, (value, why) in own.items()]
 
 
-def _of_data(own: Choices, whether: bool = True) -> Choices:
+def _of_data(choices: Choices, whether: bool = True) -> Choices:
     """If `whether` is true, return the choices for the keys that begin with `data.`; otherwise, return the choices for
     all other keys.
     """
-    return {key: choice for key, choice in own.items() if key.startswith("data.") == whether}
+    return {key: choice for key, choice in choices.items() if key.startswith("data.") == whether}
 
 
 def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
@@ -398,19 +398,19 @@ def place_of(out: Path, site: str) -> Path:
     return out / site if (out / site / FILE_NAME).exists() else out
 
 
-def text_of(head: Sequence[str], own: Choices) -> str:
+def text_of(head: Sequence[str], choices: Choices) -> str:
     lines = [f"# {line}" for line in head]
-    for section, keys in groupby(own, key=lambda key: key.rpartition(".")[0]):
+    for section, keys in groupby(choices, key=lambda key: key.rpartition(".")[0]):
         lines += ["", *([f"{section}:"] if section else [])]
-        lines += _rows({key.rpartition(".")[2]: own[key] for key in keys}, "  " if section else "")
+        lines += _rows({key.rpartition(".")[2]: choices[key] for key in keys}, "  " if section else "")
     return "\n".join(lines) + "\n"
 
 
-def _rows(own: Choices, indent: str) -> list[str]:
+def _rows(choices: Choices, indent: str) -> list[str]:
     """Return the lines of a YAML section. Each key's reason is a comment after the value; if the line would be too
     long, the comment is above the key.
     """
-    texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
+    texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in choices.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []
     for text, why in texts:

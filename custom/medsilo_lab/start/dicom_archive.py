@@ -41,8 +41,8 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
     task = DicomFolder.model_validate({"labels": ["structure"], "modalities": ["image"]})
     sites = folder.sites_of(tops) if folder.hospitals else {top: top for top in tops}
     parts = {site: _of(tree, names, top) for site, top in sites.items()} or {"": tree}
-    listings = {site: task.listed(own, names, source) for site, own in parts.items()}
-    if not any(own.entries for own in listings.values()):
+    listings = {site: task.listed(part, names, source) for site, part in parts.items()}
+    if not any(listing.entries for listing in listings.values()):
         faults = [
             problem.counted for own in listings.values() for problem in own.problems if problem.severity != "note"
         ]
@@ -76,8 +76,8 @@ def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, 
 
 
 def _of(tree: Tree, names: Mapping[Path, str], top: str) -> Tree:
-    images = {series: own for series, own in tree.images.items() if _top(own, names) == top}
-    return Tree(images, {series: own for series, own in tree.annotations.items() if series in images})
+    images = {series: image for series, image in tree.images.items() if _top(image, names) == top}
+    return Tree(images, {series: annotation for series, annotation in tree.annotations.items() if series in images})
 
 
 def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str, str], Counter[str]]:
@@ -125,9 +125,9 @@ def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tup
     return scan, mask_of_series(numbered, scan, Path(label or ""))
 
 
-def _overlap(names: list[str], one: Files) -> bool:
+def _overlap(names: list[str], files: Files) -> bool:
     try:
-        _opened(names, *one)
+        _opened(names, *files)
     # other faults than overlapping structures are ignored here, because reading the case reports these faults
     except DataError as error:
         return str(error) == OVERLAP

@@ -86,7 +86,7 @@ def _without_head(table: str, names_files: list[bool]) -> FileTable:
         raise DataError(
             f"{table} has no names of columns in its first line; write them into a new first line: recording,label,..."
         )
-    return FileTable(table, FILE, LABEL, None, tuple(FILE if own else LABEL for own in names_files))
+    return FileTable(table, FILE, LABEL, None, tuple(FILE if names_file else LABEL for names_file in names_files))
 
 
 def _label(table: str, columns: list[str], target: str | None) -> str:

@@ -125,7 +125,7 @@ def _says_dicom(path: Path) -> bool:
         return False
 
 
-def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
+def _series_in(where: str, files: list[str], folder: Path) -> list[str]:
     """Return the folder if the files are a single DICOM series; return the files if each file is a separate image."""
     import SimpleITK
 
@@ -136,10 +136,10 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
         series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
     except DataError:  # a damaged image is reported and left out at a later time, when medsilo opens all images
         series = 1
-    if series == len(files) or not place:
+    if series == len(files) or not where:
         return files
     if series == 1:
-        return [f"{place}/"]
+        return [f"{where}/"]
     what = f"a folder has {len(files)} DICOM files of {series} series; give every series a folder of its own"
     raise DataError(what, private=str(folder))
 
@@ -251,7 +251,7 @@ def _tail(names: Sequence[str], words: Collection[str]) -> str:
 
 
 def _by_channel(
-    place: str, names: Sequence[str], masks: Collection[str], tail: str
+    pattern: str, names: Sequence[str], masks: Collection[str], tail: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the patterns and names of the channels of images. For example, the files case_0000 and case_0001 are
     channels of the image whose mask is `case`.
@@ -259,10 +259,10 @@ def _by_channel(
     parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
     whole = {_stem(name).removesuffix(tail) for name in names}
     if whole & set(masks) or not all(part and part[1] in masks for part in parts):
-        return (_pattern(place, names, tail),), ("image",)
+        return (_pattern(pattern, names, tail),), ("image",)
     endings = sorted({name[len(part[1]) :] for name, part in zip(names, parts, strict=True) if part})
     channels = tuple(f"channel-{number}" for number in range(len(endings))) if len(endings) > 1 else ("image",)
-    return tuple(f"{place}/*{ending}" for ending in endings), channels
+    return tuple(f"{pattern}/*{ending}" for ending in endings), channels
 
 
 def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
@@ -340,15 +340,15 @@ def _below(items: Iterable[str]) -> dict[str, list[str]]:
     return dict(found)
 
 
-def _pattern(place: str, names: Sequence[str], tail: str = "") -> str:
+def _pattern(pattern: str, names: Sequence[str], tail: str = "") -> str:
     """Return a pattern that matches all given files of a folder. The pattern ends in `tail` and the common suffix of
     the files.
     """
     deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
     if all(name.endswith("/") for name in names):
-        return f"{place}/{deep}*/"
+        return f"{pattern}/{deep}*/"
     endings = {name[len(name) - len(suffix_of(name)) :] for name in names}
-    return f"{place}/{deep}*{tail}{endings.pop() if len(endings) == 1 else ('.*' if tail else '')}"
+    return f"{pattern}/{deep}*{tail}{endings.pop() if len(endings) == 1 else ('.*' if tail else '')}"
 
 
 def _refuse_parts(tops: Iterable[str]) -> None:

@@ -171,12 +171,12 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
     return found
 
 
-def sight_of(found: FoundCases, folder: DatasetLayout) -> DatasetLayout:
+def sight_of(cases: FoundCases, folder: DatasetLayout) -> DatasetLayout:
     source = DataSource(folder=folder.path)
-    facts = facts_of_cases(found.layout(), source, found.listings(folder.path), found.segments)
-    if found.layout().hospitals:
-        facts.left_out.update(found.left_out)
-    return replace(folder, hospitals=found.told).choose_for(facts)
+    facts = facts_of_cases(cases.layout(), source, cases.listings(folder.path), cases.segments)
+    if cases.layout().hospitals:
+        facts.left_out.update(cases.left_out)
+    return replace(folder, hospitals=cases.told).choose_for(facts)
 
 
 def _found(seen: Images, ask: Ask) -> FoundCases | None:
@@ -298,15 +298,15 @@ def _tables(seen: Images) -> list[Lines]:
 
 
 def _named_by(
-    seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], places: list[str]
+    seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], columns: list[str]
 ) -> Lines | None:
     """Find the table column that names the most images or patients. If no column names enough images or patients,
     return None.
 
     Args:
-        places: for each line, the folder of the table's file
+        columns: for each line, the folder of the table's file
     """
-    below = {place: [own for own in seen.images if not place or own.startswith(f"{place}/")] for place in {*places}}
+    below = {place: [own for own in seen.images if not place or own.startswith(f"{place}/")] for place in {*columns}}
     by_file = {place: _ways_to_name(own) for place, own in below.items()}
     by_patient = {image: _names_of_patient(image) for image in seen.images}
     home = {image: place for place, own in below.items() for image in own}
@@ -315,7 +315,7 @@ def _named_by(
         cells = [line[place].strip().replace("\\", "/") for line in lines]
         if len({*cells}) < 2:
             continue
-        line_of = {image: at for at, cell in enumerate(cells) if (image := _image_of(cell, by_file[places[at]]))}
+        line_of = {image: at for at, cell in enumerate(cells) if (image := _image_of(cell, by_file[columns[at]]))}
         if len(line_of) >= max(2, COVERED * min(len(seen.images), len(lines))) and (
             best is None or len(line_of) > len(best.line_of)
         ):
@@ -323,7 +323,7 @@ def _named_by(
     if best:
         return best
     for place, column in enumerate(head):
-        at = {(places[n], line[place].strip()): n for n, line in enumerate(lines) if line[place].strip()}
+        at = {(columns[n], line[place].strip()): n for n, line in enumerate(lines) if line[place].strip()}
         named = {
             image: own
             for image, ways in by_patient.items()
@@ -382,29 +382,29 @@ def _with_table(seen: Images, table: Lines, ask: Ask) -> FoundCases:
     return found
 
 
-def _once(found: FoundCases, ask: Ask) -> None:
+def _once(cases: FoundCases, ask: Ask) -> None:
     """If a patient occurs at several hospitals, keep only the patient's cases at the first hospital."""
-    first = {case.patient: case.hospital for case in sorted(found.cases, key=lambda own: own.hospital, reverse=True)}
-    again = [case for case in found.cases if case.hospital != first[case.patient]]
+    first = {case.patient: case.hospital for case in sorted(cases.cases, key=lambda own: own.hospital, reverse=True)}
+    again = [case for case in cases.cases if case.hospital != first[case.patient]]
     if again:
         shown = f"{len({case.patient for case in again})} patients are at several hospitals, as the table names them"
         ask(Question("same patients", f"{shown}. Leave them out at all but the first?", {LEFT_OUT: {}}, safe=True))
-        found.leave_out("images of patients who are at another hospital, too", len(again))
-        found.cases = [case for case in found.cases if case.hospital == first[case.patient]]
+        cases.leave_out("images of patients who are at another hospital, too", len(again))
+        cases.cases = [case for case in cases.cases if case.hospital == first[case.patient]]
 
 
-def _by_column(found: FoundCases, table: Lines, column: str) -> None:
-    whose = {case.image: table.cell(case.image, column) for case in found.cases}
-    known = [replace(case, patient=whose.get(case.image, "")) for case in found.cases]
-    found.leave_out(f"images without a patient in {table.name}", sum(not case.patient for case in known))
-    found.cases, found.patients_by = [case for case in known if case.patient], f"column {column!r}"
+def _by_column(cases: FoundCases, table: Lines, column: str) -> None:
+    whose = {case.image: table.cell(case.image, column) for case in cases.cases}
+    known = [replace(case, patient=whose.get(case.image, "")) for case in cases.cases]
+    cases.leave_out(f"images without a patient in {table.name}", sum(not case.patient for case in known))
+    cases.cases, cases.patients_by = [case for case in known if case.patient], f"column {column!r}"
 
 
 def _is_number(text: str) -> bool:
     return TableReader.number(text) is not None
 
 
-def _check_lines(found: FoundCases, seen: Images, table: Lines, label: str, ask: Ask) -> None:
+def _check_lines(cases: FoundCases, seen: Images, table: Lines, label: str, ask: Ask) -> None:
     """Ask the user about table lines without an image, reject patients with two labels, and leave out images without a
     table line.
     """
@@ -422,16 +422,16 @@ def _check_lines(found: FoundCases, seen: Images, table: Lines, label: str, ask:
                 "image is of which line; add a column with the images' names",
                 ", ".join(several[:6]),
             )
-    found.leave_out(f"lines of {table.name} without an image", lone)
-    found.leave_out(f"images without a line in {table.name}", len(seen.images) - len(table.line_of))
-    found.leave_out(f"images without a {label} in {table.name}", sum(not case.label for case in found.cases))
+    cases.leave_out(f"lines of {table.name} without an image", lone)
+    cases.leave_out(f"images without a line in {table.name}", len(seen.images) - len(table.line_of))
+    cases.leave_out(f"images without a {label} in {table.name}", sum(not case.label for case in cases.cases))
 
 
 def _columns_of_classes(table: Lines) -> list[str]:
     others = [
         own for own in table.head if own not in (table.key, table.patient) and not is_called(own, HOSPITAL_COLUMNS)
     ]
-    return [own for own in others if 2 <= len(table.values(own)) <= min(MOST_CLASSES, len(table.lines) / 2)]
+    return [other for other in others if 2 <= len(table.values(other)) <= min(MOST_CLASSES, len(table.lines) / 2)]
 
 
 def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
@@ -441,14 +441,16 @@ def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
             raise DataError(f"--target {seen.target!r} is no column of {table.name}; there are {listed(others)}")
         return own
     fits = _columns_of_classes(table)
-    if not fits and (runs := [own for own in others if any(RUNS.fullmatch(value) for value in table.values(own))]):
+    if not fits and (
+        runs := [other for other in others if any(RUNS.fullmatch(value) for value in table.values(other))]
+    ):
         raise DataError(
             f"{table.name} has masks as run lengths (column {runs[0]!r}), which medsilo does not read; write each mask "
             "into masks/, as a PNG of the image's name"
         )
     if not fits:
         raise DataError(f"no column of {table.name} has 2 to {MOST_CLASSES} classes; the columns are {listed(others)}")
-    usual = [own for own in fits if is_called(own, LABEL_COLUMNS)]
+    usual = [fit for fit in fits if is_called(fit, LABEL_COLUMNS)]
     if len(usual) == 1:
         return usual[0]
     order = sorted(fits, key=lambda own: own not in usual)
@@ -464,17 +466,17 @@ def _shown(values: Mapping[str, int]) -> str:
     return ", ".join(f"{value} ({count})" for value, count in sorted(values.items(), key=lambda own: -own[1])[:4])
 
 
-def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
+def _hospitals_in(cases: FoundCases, table: Lines, ask: Ask) -> None:
     """If a column has a name that is usual for hospitals, ask whether the values of the column are hospitals."""
     column = next((own for own in table.head if is_called(own, HOSPITAL_COLUMNS) and own != table.key), None)
-    if not column or len(values := Counter(table.cell(case.image, column) for case in found.cases)) < 2:
+    if not column or len(values := Counter(table.cell(case.image, column) for case in cases.cases)) < 2:
         return
     text = f"column {column!r} of {table.name} has {len(values)} values ({_shown(values)}): several hospitals in one"
     answers: dict[str, Mapping[str, str]] = {ONE_HOSPITAL: {}, HOSPITALS: {}}
     if ask(Question("hospitals", f"{text} folder, as in research, or one?", answers, safe=True)) == HOSPITALS:
-        found.cases = [replace(case, hospital=table.cell(case.image, column)) for case in found.cases]
-        found.leave_out(f"images without a {column}", sum(not case.hospital for case in found.cases))
-        found.cases, found.told = [case for case in found.cases if case.hospital], True
+        cases.cases = [replace(case, hospital=table.cell(case.image, column)) for case in cases.cases]
+        cases.leave_out(f"images without a {column}", sum(not case.hospital for case in cases.cases))
+        cases.cases, cases.told = [case for case in cases.cases if case.hospital], True
 
 
 # ---------------------------------------------------------------------------------------------------- masks
@@ -595,9 +597,9 @@ def _in_folders(seen: Images, table: Lines | None, ask: Ask) -> FoundCases | Non
 
 
 def _ask_parts(levels: Sequence[Sequence[str]], ask: Ask) -> None:
-    for own in levels:
-        if len({*own}) > 1 and {name.lower() for name in own} <= PART_WORDS:
-            text = f"folders {listed(sorted({*own}))} are an existing split; medsilo makes its own, by patient"
+    for level in levels:
+        if len({*level}) > 1 and {name.lower() for name in level} <= PART_WORDS:
+            text = f"folders {listed(sorted({*level}))} are an existing split; medsilo makes its own, by patient"
             ask(Question("parts", f"{text}. Is that right?", {DRAWN: {}}, safe=True))
 
 
@@ -606,7 +608,9 @@ def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
     classes, return None.
     """
     several = [
-        at for at, own in enumerate(levels) if len({*own}) > 1 and not {name.lower() for name in own} <= PART_WORDS
+        at
+        for at, level in enumerate(levels)
+        if len({*level}) > 1 and not {name.lower() for name in level} <= PART_WORDS
     ]
     several = [at for at in several if not all(SESSION.fullmatch(name) and not name.isalpha() for name in levels[at])]
     if not several:
@@ -668,11 +672,11 @@ def _range(counts: Iterable[int]) -> str:
     return counted(most, "image") if least == most else f"{least} to {most} images"
 
 
-def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: bool = True) -> None:
+def _ask_folders(cases: FoundCases, ask: Ask, taken: Collection[int], whose: bool = True) -> None:
     """Ask whether folders are patients or hospitals. Folders at a depth that `taken` contains are not asked about. If
     no folder names patients, ask how to find the patient of each image.
     """
-    rows = [PurePosixPath(case.image).parts[:-1] for case in found.cases]
+    rows = [PurePosixPath(case.image).parts[:-1] for case in cases.cases]
     deep = min(map(len, rows))
     free = [
         level
@@ -683,7 +687,7 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
     ]
     if not free:
         if whose:
-            _ask_patients(found, ask)
+            _ask_patients(cases, ask)
         return
     level = free[0]
     counts = Counter(row[level] for row in rows)
@@ -700,68 +704,68 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
         order = (HOSPITALS, PATIENTS) if words else (PATIENTS, HOSPITALS)
         said = ask(Question("folders", text, {name: {} for name in (*order, NEITHER)}))
     if said == NEITHER:
-        _ask_patients(found, ask, without=[level])
+        _ask_patients(cases, ask, without=[level])
         return
     if said == HOSPITALS:
-        found.cases = [replace(case, hospital=row[level]) for case, row in zip(found.cases, rows, strict=True)]
-        found.told = True
+        cases.cases = [replace(case, hospital=row[level]) for case, row in zip(cases.cases, rows, strict=True)]
+        cases.told = True
         if free[1:] and whose:
-            _patients_at(found, free[1], ask)
+            _patients_at(cases, free[1], ask)
         elif whose:
-            _ask_patients(found, ask)
+            _ask_patients(cases, ask)
     elif whose:
-        _patients_at(found, level, ask)
+        _patients_at(cases, level, ask)
 
 
-def _patients_at(found: FoundCases, level: int, ask: Ask) -> None:
+def _patients_at(cases: FoundCases, level: int, ask: Ask) -> None:
     """The patient of each case is the name of the case's folder at the depth `level` of the folder tree. Folders with
     the same name are the same patient, even if their paths differ.
     """
-    named = [PurePosixPath(case.image).parts[level] for case in found.cases]
+    named = [PurePosixPath(case.image).parts[level] for case in cases.cases]
     if expression := _prefix({"": sorted({*named})}):
         begun = {own: match[1] for own in named if (match := re.search(expression, own))}
         least = len({*begun.values()})
         text = f"folders {listed(sorted({*named}))}: {len({*named})} patients, or {least} by {expression}?"
         if ask(Question(PATIENTS, text, {expression: {}, EACH_FOLDER: {}})) == expression:
             named = [begun[own] for own in named]
-    found.cases = [replace(case, patient=own) for case, own in zip(found.cases, named, strict=True)]
-    found.patients_by = _folder_at(level)
+    cases.cases = [replace(case, patient=own) for case, own in zip(cases.cases, named, strict=True)]
+    cases.patients_by = _folder_at(level)
 
 
 def _folder_at(level: int) -> str:
     return f"the {ORDINALS[min(level, len(ORDINALS) - 1)]} folder in its path"
 
 
-def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
+def _ask_patients(cases: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
     """Ask the user how to find the patient of each image.
 
     In the possible answers, the patient is a folder in the path, a part of the file name, or a value in a table column.
     In the last possible answer, each image belongs to a different patient.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
-    for case in found.cases:
+    for case in cases.cases:
         names[case.hospital].append(_path_of(case))
-    if names_patients(_stem(case.image) for case in found.cases):
-        found.cases = [replace(case, patient=_stem(case.image)) for case in found.cases]
-        found.patients_by = f"its name, as {_stem(found.cases[0].image)}"
+    if names_patients(_stem(case.image) for case in cases.cases):
+        cases.cases = [replace(case, patient=_stem(case.image)) for case in cases.cases]
+        cases.patients_by = f"its name, as {_stem(cases.cases[0].image)}"
         return
-    folders = [PurePosixPath(case.image).parts[:-1] for case in found.cases]
+    folders = [PurePosixPath(case.image).parts[:-1] for case in cases.cases]
     ways: dict[str, dict[str, str]] = {}
     for level in (own for own in range(min(map(len, folders))) if own not in without):
         values = {row[level] for row in folders}
-        other = {case.label for case in found.cases} | {case.hospital for case in found.cases}
+        other = {case.label for case in cases.cases} | {case.hospital for case in cases.cases}
         if len(values) > 1 and not values & other and not {name.lower() for name in values} <= PART_WORDS | IMAGE_WORDS:
             way = _folder_at(level)
-            ways[way] = {case.image: row[level] for case, row in zip(found.cases, folders, strict=True)}
+            ways[way] = {case.image: row[level] for case, row in zip(cases.cases, folders, strict=True)}
     stems = {site: [_stem(own) for own in several] for site, several in names.items()}
     guesses = () if ways else (patient_in(stems), *(_prefix(stems, own) for own in (PREFIX, ALL_BUT_LAST)))
     for expression in dict.fromkeys(filter(None, guesses)):
-        fits = {case.image: re.search(expression, _stem(case.image)) for case in found.cases}
+        fits = {case.image: re.search(expression, _stem(case.image)) for case in cases.cases}
         ways[expression] = {image: (match[1] if match else image) for image, match in fits.items()}
     columns = {f"column {own!r}": own for own in (table.like_names if table else ())}
     for way, own in columns.items():
         assert table
-        ways[way] = {case.image: table.cell(case.image, own) for case in found.cases}
+        ways[way] = {case.image: table.cell(case.image, own) for case in cases.cases}
     sizes = {way: len({*whose.values()}) for way, whose in ways.items()}
     # Answers with few patients come first, because merging two patients costs little. Answers with very few patients
     # are unlikely, so they come last.
@@ -770,7 +774,7 @@ def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), ta
     def named(answer: str) -> Mapping[str, str]:
         return {}
 
-    each = f"{len(found.cases)} images, such as {listed([case.image for case in found.cases])}"
+    each = f"{len(cases.cases)} images, such as {listed([case.image for case in cases.cases])}"
     way = next(iter(ways), "")
     if ways:
         count = sizes[way]
@@ -781,14 +785,14 @@ def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), ta
     safe = bool(ways) and not columns and sizes[way] == min(sizes.values())
     said = ask(Question(PATIENTS, text, answers, safe=safe, free=named))
     if table and (column := columns.get(said) or next((own for own in table.head if own == said), None)):
-        _by_column(found, table, column)
+        _by_column(cases, table, column)
         return
     if said == EACH:
-        found.cases = [replace(case, patient=case.image) for case in found.cases]
+        cases.cases = [replace(case, patient=case.image) for case in cases.cases]
         return
-    whose = ways.get(said) or _by_expression(found.cases, said)
-    found.cases = [replace(case, patient=whose[case.image]) for case in found.cases]
-    found.patients_by = said if said.startswith("the folder") else f"the pattern {said!r} in names"
+    whose = ways.get(said) or _by_expression(cases.cases, said)
+    cases.cases = [replace(case, patient=whose[case.image]) for case in cases.cases]
+    cases.patients_by = said if said.startswith("the folder") else f"the pattern {said!r} in names"
 
 
 def _path_of(case: FoundCase) -> str:

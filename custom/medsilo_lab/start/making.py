@@ -162,10 +162,10 @@ def make_each(
 
 class _Making:
     def __init__(
-        self, layout: DatasetLayout, found: FoundCases | None, asked: Asked, scratch: Path, ready: Path | None
+        self, layout: DatasetLayout, cases: FoundCases | None, request: Asked, scratch: Path, ready: Path | None
     ) -> None:
-        self.layout, self.found, self.asked, self.scratch, self.ready = layout, found, asked, scratch, ready
-        self.sight = sight_of(found, layout) if found else first_sight(layout)
+        self.layout, self.found, self.asked, self.scratch, self.ready = layout, cases, request, scratch, ready
+        self.sight = sight_of(cases, layout) if cases else first_sight(layout)
         self.facts: dict[str, Any] = {}
 
     @property
@@ -189,7 +189,7 @@ class _Making:
         every: dict[str, _Maker] = {}
         while True:
             sites = self.sites
-            names = [name for own in sites.values() for name in own]
+            names = [name for site in sites.values() for name in site]
             for name in names:
                 if name not in every:
                     every[name] = _Maker(self, name)
@@ -302,11 +302,13 @@ class _Maker:
             done.add(question.key)
             self.answers[question.key] = answer
             changes = question.changes(answer)
-            of_table = {key.removeprefix(OF_TABLE): own for key, own in changes.items() if key.startswith(OF_TABLE)}
+            of_table = {
+                key.removeprefix(OF_TABLE): change for key, change in changes.items() if key.startswith(OF_TABLE)
+            }
             self.changes |= {key: own for key, own in changes.items() if not key.startswith(OF_TABLE)}
             if of_table:
                 self.making.take(self.name, of_table)
-                if not any(self.name in own for own in self.making.sites.values()):
+                if not any(self.name in site for site in self.making.sites.values()):
                     return  # after an answer, the hospital may have too few patients
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
@@ -316,7 +318,7 @@ class _Maker:
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
             table = read_columns(source.table_file())
-            columns = {own: table.column(own).values[:MOST_VALUES] for own in table.names}
+            columns = {name: table.column(name).values[:MOST_VALUES] for name in table.names}
         sight, tested = self.making.sight, self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data, survey = None, None
@@ -397,7 +399,7 @@ class _Maker:
             raise DataError(f"--call {min(unknown)}: this is neither a name in the data nor a level of a subgroup")
         source = source.model_copy(update={"subgroups": found})
         if any(own.table for own in found.values()):
-            self.files = scan(files_of(source), {own.name: own for own in self.files})
+            self.files = scan(files_of(source), {file.name: file for file in self.files})
         words = dict.fromkeys([*plan.task.words, *(word for name, own in found.items() for word in (name, *own.words))])
         reading = source.model_dump(mode="json", exclude_defaults=True)
         if self.cases:
@@ -425,14 +427,14 @@ class _Maker:
         return Made(made, self.files, plan, data, source, self.cases, reasons)
 
 
-def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
+def _leave_out_copies(makers: Sequence[_Maker], request: Asked) -> None:
     """Ask about identical images of different patients or different hospitals. If several patients have the same image,
     only the first of these patients is kept.
     """
     owners: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     entries = {maker.name: maker.entries() for maker in makers}
     for maker in makers:
-        digests = {maker.place() / own.name: own.sha256 for own in maker.files}
+        digests = {maker.place() / file.name: file.sha256 for file in maker.files}
         for entry in entries[maker.name]:
             if digest := digests.get(entry.images[0]):
                 owners[digest].setdefault((maker.name, entry.patient), entry.name)
@@ -448,7 +450,7 @@ def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
         gone |= several.keys() - {kept}
     text = f"{counted(len(groups), 'image')} found again {where}: {listed(shown)}"
     leave = f"leave out {counted(len(gone), 'patient')}, so that each is there once?"
-    asked(Question("copies", f"{text}; {leave}", {"left out": {}}, safe=True))
+    request(Question("copies", f"{text}; {leave}", {"left out": {}}, safe=True))
     for maker in makers:
         own = entries[maker.name]
         left = {patient for site, patient in gone if site == maker.name}
@@ -465,7 +467,7 @@ def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
     """
     task, known = plan.task, data.get("label_map", {})
     if isinstance(task, PatientTable):
-        data["outcome"] = [data.get("columns", {}).get(own, own) for own in task.outcomes]
+        data["outcome"] = [data.get("columns", {}).get(outcome, outcome) for outcome in task.outcomes]
         data["learned_as"] = task.kind
     # the description lists every class, even a class with few patients
     if getattr(task, "kind", "") == "classification":
@@ -519,7 +521,7 @@ def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[
     own_numbers = getattr(task, "numbers", ())
     if own_numbers:
         key = "columns" if isinstance(task, PatientTable) else "recording_columns"
-        read = (*getattr(task, "outcomes", ()), *(one.name for one in own_numbers))
+        read = (*getattr(task, "outcomes", ()), *(own_number.name for own_number in own_numbers))
         here = {own: own for own in read if own in called} | data.get(key, {})
         data[key] = {name(plans): own for plans, own in here.items()}
     levels = data.get("levels", {})
@@ -541,13 +543,13 @@ def _counted(survey: Survey, severity: str) -> dict[str, int]:
 
 
 def _patients(
-    data: SiteData, source: DataSource, known: bool, found: FoundCases | None, answers: Mapping[str, str]
+    data: SiteData, source: DataSource, known: bool, cases: FoundCases | None, answers: Mapping[str, str]
 ) -> Patients:
     names = [name for part in PARTS for name in patients_of(getattr(data, part))]
     largest = Resolution.over(names, 0, 1)
     column, pattern = source.columns.get("patient"), source.patient
     by = f"column {column!r}" if column else f"the pattern {pattern!r} in names" if pattern else "column 'patient'"
-    by = found.patients_by if found else by
+    by = cases.patients_by if cases else by
     said = answers.get("patients", "")
     return Patients(
         known=known,

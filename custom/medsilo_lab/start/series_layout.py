@@ -120,7 +120,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         listings = {site: CaseIndex([one for one in entries if one.site == site]) for site in hospitals}
     by_folder = not table.is_file() and "label" not in source.recording_columns
     if not table.is_file() and "patient" not in source.recording_columns:
-        called = {site: [one.name for one in own.entries] for site, own in listings.items()}
+        called = {site: [one.name for one in listing.entries] for site, listing in listings.items()}
         patient = folder.patient_in(called, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_recordings(source, place) for site, place in places.items()}
@@ -168,7 +168,7 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         dict(sorted(labels.items())),
         "are names of folders" if by_folder else f"are in {column}",
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
-        {site: len(own) for site, own in cases.items()},
+        {site: len(case) for site, case in cases.items()},
         int(np.median([len(one.values) for one in every])),
         _stretch([last - first for one in every for first, last in _pieces(one)], bool(annotations)),
         _round_rate(float(np.median(rates))) if rates else None,
@@ -181,13 +181,13 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     )
 
 
-def _pieces(one: Recording) -> list[tuple[int, int]]:
+def _pieces(recording: Recording) -> list[tuple[int, int]]:
     """Divide the rows of a recording wherever the label changes or time steps are missing. Return the limits [start,
     end) of each section.
     """
-    begins = one.begins.copy()
-    if one.labels:
-        begins[1:] |= one.labels.rows[1:] != one.labels.rows[:-1]
+    begins = recording.begins.copy()
+    if recording.labels:
+        begins[1:] |= recording.labels.rows[1:] != recording.labels.rows[:-1]
     return list(stretches(begins, np.ones(len(begins), bool)))
 
 
@@ -250,7 +250,7 @@ def _annotations(folder: DatasetLayout, names: Sequence[str]) -> str:
     if not folder.said.get("annotations", True):
         return ""
     for ending in ANNOTATIONS:
-        for name in _some([own for own in headers if f"{own[: -len(waves.WFDB)]}{ending}" in folder.files]):
+        for name in _some([header for header in headers if f"{header[: -len(waves.WFDB)]}{ending}" in folder.files]):
             with suppress(DataError):
                 if rhythms_in(annotations_of(folder.path / name, ending), waves.wave_of(folder.path / name)):
                     return ending

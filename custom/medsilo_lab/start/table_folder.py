@@ -137,7 +137,7 @@ class CaseTable:
         lines = np.flatnonzero(~lines_of_totals(named, self.lines))
         if len(lines) == self.lines:
             return self
-        columns = {name: own[lines] for name, own in self.columns.items()}
+        columns = {name: column[lines] for name, column in self.columns.items()}
         return CaseTable(self.path, len(lines), columns, self.decimal, self.asked, self.said)
 
     def is_numbers(self, name: str) -> bool:
@@ -403,7 +403,7 @@ def _table(path: Path) -> CaseTable | None:
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
         raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each of them another name")
     columns = {name: table.column(name) for name in head if name}
-    commas = (LIMIT.sub("", value, 1) for own in columns.values() for value in own.values if "," in value)
+    commas = (LIMIT.sub("", value, 1) for column in columns.values() for value in column.values if "," in value)
     written = any(THOUSANDS.fullmatch(value) or TableReader.number(value, ",") is not None for value in commas)
     decimal = "," if written else "."
     for name, own in columns.items():
@@ -430,7 +430,7 @@ class TableFacts:
     called: Mapping[str, str] = field(default_factory=dict)
 
     def outcome_of(self, table: CaseTable) -> tuple[str, ...]:
-        return next(own for site, own in self.outcomes.items() if self.tables.get(site) is table)
+        return next(outcome for site, outcome in self.outcomes.items() if self.tables.get(site) is table)
 
     @property
     def classes(self) -> list[str]:
@@ -526,7 +526,7 @@ def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
         once = Counter(map(str.casefold, table.columns))
         low = {name: name.casefold() for name in table.columns}
         plans = {name: spelt.setdefault(own, name) if once[own] == 1 else name for name, own in low.items()}
-        columns = {plans[name]: own for name, own in table.columns.items()}
+        columns = {plans[name]: column for name, column in table.columns.items()}
         said = _respelt(table.said, plans.__getitem__)
         found[site] = table.changed(columns, asked=plans.get(table.asked or ""), said=said)
     return found
@@ -536,7 +536,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     survivals = {site: table.survival for site, table in tables.items()}
     targets = {site: table.target for site, table in tables.items()}
     if all(survivals.values()) and not all(targets.values()):
-        return "survival", {site: found for site, found in survivals.items() if found}
+        return "survival", {site: survival for site, survival in survivals.items() if survival}
     targets = {site: targets[site] or table.event for site, table in tables.items()}
     learned = sorted(filter(None, targets.values()))
     for site, table in tables.items():
@@ -626,7 +626,7 @@ def _read(
     columns, left = list[Any](), dict[str, str]()
     telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
     for name in dict.fromkeys(name for table in tables.values() for name in table.columns):
-        if any(name in own for own in outcomes.values()):
+        if any(name in outcome for outcome in outcomes.values()):
             continue
         if lacking := [site for site, table in tables.items() if name not in table.columns]:
             left[name] = f"{lacking[0]} lacks it"
@@ -890,7 +890,7 @@ def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
         return own
     fill = said.get("fill", own.in_earlier_lines())
     columns, patients = dict(own.columns), own.columns[own.patient]
-    columns = {name: filled(one, patients, MISSING) if name in fill else one for name, one in columns.items()}
+    columns = {name: filled(column, patients, MISSING) if name in fill else column for name, column in columns.items()}
     return own.changed(columns, said={**said, "fill": list(fill)})
 
 

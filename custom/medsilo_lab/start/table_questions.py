@@ -237,7 +237,7 @@ def whose(seen: Proposal) -> Iterator[Question]:
             safe=True,
         )
     tables = facts.tables.values()
-    called = {own.path.stem if own.path.parent == facts.folder else own.path.parent.name for own in tables}
+    called = {table.path.stem if table.path.parent == facts.folder else table.path.parent.name for table in tables}
     if len(tables) < 2 or seen.sight.hospitals or all(map(names_a_place, called)):
         return
     shown = [f"{own.path.name} ({own.lines} lines, {site} in the plan)" for site, own in facts.tables.items()]
@@ -383,7 +383,7 @@ def survival(seen: Proposal) -> Iterator[Question]:
         return
     times = {word: [name for name in table.columns if _is_time(table, name, words)] for word, words in TIMES.items()}
     if all(times.values()) and len(table.distinct(target)) == 2:
-        until, seen_last = (own[0] for own in times.values())
+        until, seen_last = (time[0] for time in times.values())
         yield Question(
             "survival",
             f"{until!r} and {seen_last!r} are the two times of a survival, of which {target!r} has "

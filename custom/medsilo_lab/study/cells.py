@@ -68,8 +68,8 @@ def kind_of(plan: Plan) -> tuple[str, str]:
     return plan.network.name, str(getattr(plan.network, "norm", "none"))
 
 
-def unlike(one: Plan, other: Plan) -> str | None:
-    (mine, norm), (theirs, their_norm) = kind_of(one), kind_of(other)
+def unlike(plan: Plan, other: Plan) -> str | None:
+    (mine, norm), (theirs, their_norm) = kind_of(plan), kind_of(other)
     if mine != theirs:
         return f"network {mine} instead of {theirs}"
     return None if norm == their_norm else f"normalisation layer {norm} instead of {their_norm}"

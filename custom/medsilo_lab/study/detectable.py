@@ -45,14 +45,14 @@ class Pilot:
     share: float = 0.0
 
     @classmethod
-    def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
+    def of(cls, difference: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
         mine, theirs = ([by_patient(study, name).mean(0) for name in names] for study in (method, baseline))
         ways = [one - other for one, other in zip(mine, theirs, strict=True)]
-        if not found.patients.variance or found.seeds < 2 or any(len(own) < 2 for own in ways):
+        if not difference.patients.variance or difference.seeds < 2 or any(len(way) < 2 for way in ways):
             return None
         changes, stays = (float(seeds_of(study, names).var()) for study in (method, baseline))
         share = changes / (changes + stays) if changes and any(map(_ranks, mine)) else 0.0
-        return cls(found, [own - own.mean() for own in ways], mine, share=share)
+        return cls(difference, [own - own.mean() for own in ways], mine, share=share)
 
     @property
     def design(self) -> Design:
@@ -113,7 +113,7 @@ class Pilot:
 
     def _cells(self, design: Design) -> float:
         """Return the part of the variance of the mean that comes from the interaction of seeds and patients."""
-        here = sum(1 / len(own) for own in self.ways)
+        here = sum(1 / len(way) for way in self.ways)
         return self.found.cells / design.seeds * sum(1 / size for size in design.patients) / here
 
     @staticmethod
@@ -122,7 +122,7 @@ class Pilot:
 
     def reach(self, design: Design, error: float) -> float:
         """Return half of the expected width of the confidence interval of the difference."""
-        each = [float(own.var(ddof=1)) / max(size, 1) for own, size in zip(self.ways, design.patients, strict=True)]
+        each = [float(way.var(ddof=1)) / max(size, 1) for way, size in zip(self.ways, design.patients, strict=True)]
         variance = sum(each) / len(each) ** 2
         freedom = [max(size - 1, 1) for size in design.patients]
         square = sum(own**2 / free for own, free in zip(each, freedom, strict=True)) / len(each) ** 4
@@ -137,7 +137,7 @@ class Pilot:
         """Return the smallest difference that would be significant in four of five studies. If even the largest
         possible difference would not be significant, return None.
         """
-        room = min(float((1 - own).mean()) for own in self.scores) + self.found.mean
+        room = min(float((1 - score).mean()) for score in self.scores) + self.found.mean
         steps = range(1, max(int(min(room, 1.0) / STEP), 1))
         place = bisect_left(steps, True, key=lambda step: self.power(step * STEP, design, error) >= POWER)
         return steps[place] * STEP if place < len(steps) else None

@@ -119,7 +119,7 @@ def joined(folds: Sequence[Scores]) -> Scores:
     """Combine the scores of all cross-validation folds of a seed. Each patient must be in one fold only."""
     if len(folds) == 1:
         return folds[0]
-    starts = np.cumsum([0, *(own.people for own in folds)])
+    starts = np.cumsum([0, *(fold.people for fold in folds)])
     patients = [own.patients + start for own, start in zip(folds, starts, strict=False)]
     return Scores(np.concatenate([own.values for own in folds]), np.concatenate(patients))
 
@@ -199,7 +199,7 @@ def by_patient(study: Study, name: str) -> np.ndarray:
     number of patients in the array, so only the smallest number of patients over all seeds is kept.
     """
     means = [np.bincount(own[name].patients, own[name].values) / np.bincount(own[name].patients) for own in study]
-    return np.array([own[: min(map(len, means))] for own in means])
+    return np.array([mean[: min(map(len, means))] for mean in means])
 
 
 def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoint = "mean") -> Difference:
@@ -420,7 +420,7 @@ def _part(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) 
         raise ValueError("the two methods were not tested on the same cases")
     moves = [w * _moves(x) - v * _moves(y) for w, v, (x, y) in zip(a, b, pairs, strict=True)]
     patients = min(map(len, moves))  # runs with different seeds may have different numbers of test patients
-    kept = np.array([own[:patients] for own in moves])
+    kept = np.array([move[:patients] for move in moves])
     return _Part(kept - kept.mean(1, keepdims=True), float(np.maximum(a, b).mean()))
 
 
@@ -489,15 +489,15 @@ def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarra
     return max(low, 0.0), min(high, 1.0)
 
 
-def mean_of_intervals(found: Sequence[tuple[float, Interval]], independent: bool) -> Interval:
+def mean_of_intervals(levels: Sequence[tuple[float, Interval]], independent: bool) -> Interval:
     """Return the confidence interval of a mean of several scores, from each score and its interval.
 
     The distances between a score and the ends of its interval are combined by Zou and Donner's method (2008) if the
     scores are independent. Otherwise, the mean distance is used, as if the scores were perfectly correlated.
     """
-    means, ends = np.array([mean for mean, _ in found]), np.array([ends for _, ends in found])
+    means, ends = np.array([mean for mean, _ in levels]), np.array([ends for _, ends in levels])
     apart = np.abs(ends - means[:, None])
-    less, more = np.hypot.reduce(apart) / len(found) if independent else apart.mean(0)
+    less, more = np.hypot.reduce(apart) / len(levels) if independent else apart.mean(0)
     return max(float(means.mean() - less), 0.0), min(float(means.mean() + more), 1.0)
 
 

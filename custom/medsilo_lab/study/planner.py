@@ -116,9 +116,9 @@ def tested(cells: Sequence[Cell], settings: SiteSettings) -> dict[str, int]:
     return found
 
 
-def told(found: Sequence[Power], folder: Path | None = None) -> list[str]:
+def told(powers: Sequence[Power], folder: Path | None = None) -> list[str]:
     if folder is None:
         head = "Before a comparison nobody knows how far patients and repetitions differ. What could be shown:"
     else:
         head = f"What these hospitals can show, as the scores in {folder.name} tell it:"
-    return [head, *(f"  {one}" for one in found)]
+    return [head, *(f"  {power}" for power in powers)]

@@ -28,7 +28,7 @@ def images_ready(
     tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
     ours = [plan for plan in tasks.values() if isinstance(plan.task, OwnFolder)]
     sources = [own.data for own in (settings, *getattr(settings, "sites", {}).values()) if own.data]
-    if not ours or not any(own.cache_memory or own.cache_folder for own in sources):
+    if not ours or not any(source.cache_memory or source.cache_folder for source in sources):
         yield settings
         return
     with TemporaryDirectory(prefix="medsilo-") as folder:
@@ -52,11 +52,11 @@ def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]
             yield number, one, cases
 
 
-def _read_site(one: Work) -> int:
+def _read_site(work: Work) -> int:
     """Preprocess a hospital's images, and return the number of cases. Faulty images are not reported here, because the
     runs report them.
     """
-    plan, site, settings = one
+    plan, site, settings = work
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())
 

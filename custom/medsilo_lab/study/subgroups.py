@@ -59,13 +59,13 @@ class DisclosedScore(NamedTuple):
     hospitals: int
 
     @classmethod
-    def of(cls, own: Sequence[SubgroupResult]) -> "DisclosedScore":
+    def of(cls, results: Sequence[SubgroupResult]) -> "DisclosedScore":
         """Combine the disclosed scores of a level at several hospitals to a score over all patients."""
-        whole = sum(one.patients for one in own)
-        ends = [sum((one.score or 0.0) * one.patients for one in own) / whole] * 2
-        half = sum(one.step / 2 * one.patients for one in own) / whole
-        spread = sum((one.spread or 0.0) * one.patients for one in own) / whole**2
-        return cls(max(ends[0] - half, 0.0), min(ends[1] + half, 1.0), spread, whole, len(own))
+        whole = sum(result.patients for result in results)
+        ends = [sum((one.score or 0.0) * one.patients for one in results) / whole] * 2
+        half = sum(one.step / 2 * one.patients for one in results) / whole
+        spread = sum((one.spread or 0.0) * one.patients for one in results) / whole**2
+        return cls(max(ends[0] - half, 0.0), min(ends[1] + half, 1.0), spread, whole, len(results))
 
     def within(self, error: float) -> Interval:
         """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
@@ -99,8 +99,8 @@ def of_run(summary: Summary) -> list[SubgroupTable]:
     """
     results: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
-        for one in site.subgroups:
-            results.setdefault((one.subgroup, one.level), []).append(one)
+        for subgroup in site.subgroups:
+            results.setdefault((subgroup.subgroup, subgroup.level), []).append(subgroup)
     known = {key: DisclosedScore.of(own) for key, several in results.items() if (own := _with_score(several))}
     pairs = {
         (name, first, second): (known[name, first], known[name, second])
@@ -112,19 +112,19 @@ def of_run(summary: Summary) -> list[SubgroupTable]:
         mean = (first.low + first.high - second.low - second.high) / 2
         enough, within = min(first.patients, second.patients) >= LEAST_PATIENTS, partial(first.less, second)
         found[key] = _Found(mean, _p(within), enough, within)
-    levels = {key: _level_of_run(key[1], own, known.get(key)) for key, own in results.items()}
+    levels = {key: _level_of_run(key[1], result, known.get(key)) for key, result in results.items()}
     return _tables(levels, found)
 
 
 def _with_score(results: Sequence[SubgroupResult]) -> list[SubgroupResult]:
-    return [one for one in results if one.score is not None and one.patients > 0]
+    return [result for result in results if result.score is not None and result.patients > 0]
 
 
-def _level_of_run(word: str, own: Sequence[SubgroupResult], known: DisclosedScore | None) -> SubgroupLevel:
+def _level_of_run(word: str, results: Sequence[SubgroupResult], known: DisclosedScore | None) -> SubgroupLevel:
     if known is None:
         return SubgroupLevel(level=word, score=Score(kind="suppressed"), few=True)
     low, high = known.within(ERROR)
-    parts = [Score.told(one.score, one.patients, one.step) for one in _with_score(own)]
+    parts = [Score.told(one.score, one.patients, one.step) for one in _with_score(results)]
     return SubgroupLevel(
         level=word,
         patients=known.patients,
@@ -153,14 +153,14 @@ def _p(within: Callable[[float], Interval]) -> float:
     return high
 
 
-def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
+def _corrected(differences: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
     """Correct differences for multiple comparisons. Return the confidence interval, the p-value and the significance of
     each difference.
     """
-    p_values = {key: own.p for key, own in found.items()}
+    p_values = {key: difference.p for key, difference in differences.items()}
     adjusted, errors = holm(p_values), errors_of(p_values, ERROR)
     told = {}
-    for key, own in found.items():
+    for key, own in differences.items():
         low, high = own.within(min(errors[key], ERROR))
         sure = own.enough and adjusted[key] < ERROR
         if not sure:
@@ -171,14 +171,14 @@ def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
 
 
 def _tables(
-    levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
+    levels: Mapping[Level, SubgroupLevel], differences: Mapping[Pair, _Found], row: str = "", baseline: str = ""
 ) -> list[SubgroupTable]:
     """Return a table with corrected differences for each subgroup. The last of the returned tables compares the
     hospitals.
     """
-    told, tables = _corrected(found), []
+    told, tables = _corrected(differences), []
     for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
-        own = [one for (of, _), one in levels.items() if of == name]
+        own = [level for (of, _), level in levels.items() if of == name]
         pairs = [SubgroupPair(first=key[1], second=key[2], **one) for key, one in told.items() if key[0] == name]
         if name != HOSPITAL or len(own) > 1:
             tables.append(SubgroupTable(subgroup=name, row=row, baseline=baseline, levels=own, pairs=pairs))
@@ -221,8 +221,8 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
         return {}
     test = SiteTest.read(run, site, metric)
     found: dict[Level, Scores | None] = dict.fromkeys(members)
-    for key, own in members.items():
-        cases = np.flatnonzero(np.isin(test.scores.patients, own))
+    for key, member in members.items():
+        cases = np.flatnonzero(np.isin(test.scores.patients, member))
         if not len(cases):
             continue
         values = test.scores.values[cases]
@@ -258,7 +258,12 @@ def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list
         for name in dict.fromkeys(name for name, _ in mine)
         for first, second in combinations([word for of, word in mine if of == name], 2)
     }
-    told = _corrected({key: _Found(one.mean, one.p, one.decides, one.within) for key, one in differences.items()})
+    told = _corrected(
+        {
+            key: _Found(difference.mean, difference.p, difference.decides, difference.within)
+            for key, difference in differences.items()
+        }
+    )
     levels = {key: SubgroupLevel(level=key[1], score=Score(kind="suppressed"), few=True) for key in every}
     for key, scores in mine.items():
         found = level(scores)
@@ -283,8 +288,8 @@ def _together(seed: Mapping[str, Levels], sites: Sequence[str], key: Level) -> d
     return {"": joined([own for site in sites if (own := seed[site][key])])}
 
 
-def _twice(one: Difference, error: float) -> Interval:
-    low, high = one.within(error)
+def _twice(difference: Difference, error: float) -> Interval:
+    low, high = difference.within(error)
     return 2 * low, 2 * high
 
 
@@ -303,5 +308,5 @@ def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str
     return compare(mine, theirs)
 
 
-def _nothing(own: Scores) -> Scores:
-    return Scores(np.zeros_like(own.values), own.patients)
+def _nothing(scores: Scores) -> Scores:
+    return Scores(np.zeros_like(scores.values), scores.patients)

@@ -26,15 +26,15 @@ class Share(NamedTuple):
         return low, high
 
     @classmethod
-    def learned(cls, shares: Sequence[float], patients: Sequence[int], asked: Sequence[bool]) -> "Share":
+    def learned(cls, shares: Sequence[float], patients: Sequence[int], included: Sequence[bool]) -> "Share":
         """Estimate the fraction of failures at some hospitals with a beta-binomial model, from the fractions at all
-        hospitals. `asked` is true for the hospitals whose fraction is estimated.
+        hospitals. `included` is true for the hospitals whose fraction is estimated.
 
         If the fractions of hospitals differ by more than chance, the patients of a hospital are correlated, and count
         as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
-        1999). The higher the correlation is, the less the estimate uses the hospitals for which `asked` is false.
+        1999). The higher the correlation is, the less the estimate uses the hospitals for which `included` is false.
         """
-        each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
+        each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(included)
         akin = _correlation(each, sizes)
         count = sizes / (1 + (sizes - 1) * akin)
         own, others = count[here].sum(), count[~here].sum()

@@ -368,7 +368,7 @@ class Statistics:
         """Return the verdict on the declared federation at a site. If no federation is declared, the verdict is about
         the federated configuration with the strongest evidence.
         """
-        asked = {row: one for row, one in answers.items() if self._declared in (None, row)}
+        asked = {row: answer for row, answer in answers.items() if self._declared in (None, row)}
         if not asked:
             return None
         row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
@@ -466,7 +466,7 @@ class Statistics:
         if first.seeds < LEAST_SEEDS:
             told = f"A verdict needs {repetitions(LEAST_SEEDS)}"
             return f"{told}: fewer do not show how much training differs by chance."
-        found = next((self._difference(one) for one, told in self._answers.items() if told is first), None)
+        found = next((self._difference(one) for one, answer in self._answers.items() if answer is first), None)
         if found and (found.alike or not found.patients.variance):
             return "All repetitions or all patients are alike, so the runs do not show how much others would differ."
         if first.patients is not None and first.patients < LEAST_PATIENTS:
@@ -475,7 +475,7 @@ class Statistics:
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
         """Return a sentence with the names of the methods that are significantly better than the baseline."""
-        held = {row: found for row, found in differences.items() if row.federated}
+        held = {row: difference for row, difference in differences.items() if row.federated}
         if self.baseline is None:
             return "No baseline is named, so no method is compared with another; see --baseline."
         if not held:
@@ -499,7 +499,9 @@ class Statistics:
         text = f"Better than {self.baseline} {self.where}: {listed}.{rest}"
         best = ahead[0]
         rivals = [row for row in held if row != best]
-        tested = self._answered({one: PairQuestion(best, one, self._sites(best, one), "mean") for one in rivals})
+        tested = self._answered(
+            {rival: PairQuestion(best, rival, self._sites(best, rival), "mean") for rival in rivals}
+        )
         if sum(one.sure and one.mean > 0 for one in tested.values()) < len(rivals):
             return f"{text} {best.title} is not significantly better than every other, so none is named the best."
         return text
@@ -509,7 +511,11 @@ class Statistics:
         """Return a text with two lists: configurations with significantly lower scores than the baseline, and reference
         methods with significantly higher scores than the baseline.
         """
-        higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
+        higher = [
+            row.title
+            for row, difference in differences.items()
+            if difference.sure and difference.mean > 0 and row not in said
+        ]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Significantly higher, but no federation": higher, "Significantly lower": lower}
         return "".join(f" {words}: {', '.join(titles)}." for words, titles in found.items() if titles)
@@ -530,7 +536,7 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
 
 
 def usable(scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    return {site: own for site, own in scores.items() if np.isfinite(own.values).all()}
+    return {site: score for site, score in scores.items() if np.isfinite(score.values).all()}
 
 
 def _untrained_at(cell: Cell) -> list[str]:
@@ -539,15 +545,15 @@ def _untrained_at(cell: Cell) -> list[str]:
     return [] if summary is None else [site for site, chosen in summary.selected.rounds.items() if chosen == 0]
 
 
-def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
+def _tested(differences: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
     """Return differences as they are written in verdict.json, with p-values and confidence intervals that are corrected
     for multiple comparisons.
     """
-    p_values = {key: difference.p for key, difference in found.items()}
+    p_values = {key: difference.p for key, difference in differences.items()}
     error = 1 - LEVEL
     adjusted, errors = holm(p_values), errors_of(p_values, error)
     answers = {}
-    for key, difference in found.items():
+    for key, difference in differences.items():
         sure = difference.decides and adjusted[key] < error
         low, high = difference.low, difference.high
         if errors[key] < error:
@@ -573,9 +579,15 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
     return answers
 
 
-def _reversed(one: PairedDifference) -> PairedDifference:
-    low, high = one.interval
-    back = {"mean": -one.mean, "low": -one.high, "high": -one.low, "corrected_low": -high, "corrected_high": -low}
-    if one.unseen:
-        back |= {"unseen_low": -one.unseen[1], "unseen_high": -one.unseen[0]}
-    return one.changed(**back)
+def _reversed(difference: PairedDifference) -> PairedDifference:
+    low, high = difference.interval
+    back = {
+        "mean": -difference.mean,
+        "low": -difference.high,
+        "high": -difference.low,
+        "corrected_low": -high,
+        "corrected_high": -low,
+    }
+    if difference.unseen:
+        back |= {"unseen_low": -difference.unseen[1], "unseen_high": -difference.unseen[0]}
+    return difference.changed(**back)

@@ -22,41 +22,41 @@ def points(value: float) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # the addition of 0.0 turns −0.0 into 0.0
 
 
-def interval_in_points(found: PairedDifference) -> str:
-    low, high = found.interval
-    return "no interval" if found.open else f"{points(low)} to {points(high)}"
+def interval_in_points(difference: PairedDifference) -> str:
+    low, high = difference.interval
+    return "no interval" if difference.open else f"{points(low)} to {points(high)}"
 
 
-def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
+def evidence_of(difference: PairedDifference, seeds: bool = True) -> str:
     """Describe the confidence interval and the sample of a difference.
 
     Args:
         seeds: True to add the number of seeds and the correction for multiple comparisons
     """
-    tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
-    told = ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])])
-    if found.open:
+    tested = [f"{difference.patients:,} test patient{'s' * (difference.patients != 1)}"] if difference.patients else []
+    told = ", ".join([*tested, *([repetitions(difference.seeds)] if seeds or not tested else [])])
+    if difference.open:
         return f"{NO_INTERVAL}; {told}"
-    corrected = ", corrected," if found.corrected and seeds else ""
-    return f"95 % interval{corrected} {interval_in_points(found)} for patients like these; {told}"
+    corrected = ", corrected," if difference.corrected and seeds else ""
+    return f"95 % interval{corrected} {interval_in_points(difference)} for patients like these; {told}"
 
 
-def if_unseen(found: PairedDifference) -> str:
+def if_unseen(difference: PairedDifference) -> str:
     """Describe in words the confidence interval that allows for untested kinds of patients, and the assumption behind
     this interval. If the interval is unknown, return an empty text.
     """
-    if found.unseen is None or found.failing is None or found.open:
+    if difference.unseen is None or difference.failing is None or difference.open:
         return ""
-    low, high = found.unseen
-    share = f"{100 * found.failing:.0f}" if found.failing >= 0.01 else "1"
+    low, high = difference.unseen
+    share = f"{100 * difference.failing:.0f}" if difference.failing >= 0.01 else "1"
     return f"if a kind of patient not seen here fails, at most {share} % of all, {points(low)} to {points(high)}"
 
 
-def in_points(found: PairedDifference, seeds: bool = True) -> str:
+def in_points(difference: PairedDifference, seeds: bool = True) -> str:
     """Describe a difference with its confidence interval and its sample. If `seeds` is true, also describe the number
     of seeds and the correction for multiple comparisons.
     """
-    return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
+    return f"{points(difference.mean)} points ({evidence_of(difference, seeds)})"
 
 
 def in_patients(metric: str, difference: float) -> str:

@@ -170,7 +170,7 @@ class MethodTester:
         stayed = {name for own in seen.own.values() for name in own}
         kept = {name for name in stayed if name.startswith(tuple(self.keeps))}
         assert stayed == kept, f"sites train {_some(stayed - kept)} but never send these tensors: name them in `keeps`"
-        unused = [own for own in self.keeps if not any(name.startswith(own) for name in stayed)]
+        unused = [keep for keep in self.keeps if not any(name.startswith(keep) for name in stayed)]
         assert not unused, f"no tensor whose name begins with {_some(unused)} is trained and stays at a site"
         assert not seen.leaked, f"{seen.leaked[0]}"
 
@@ -187,9 +187,11 @@ class MethodTester:
         half = plan.with_changes(["transport.precision=bfloat16"])
         kinds = set[torch.dtype]()
 
-        def carry(site: str, asked: StudyMessage, answer: Answer) -> StudyMessage:
+        def carry(site: str, request: StudyMessage, answer: Answer) -> StudyMessage:
             reply = answer()
-            kinds.update(own.dtype for message in (asked, reply) for g in message.groups.values() for own in g.values())
+            kinds.update(
+                own.dtype for message in (request, reply) for g in message.groups.values() for own in g.values()
+            )
             return reply
 
         Carried(self._sites(half, tmp_path / "wire"), half, tmp_path / "wire", carry).run()
@@ -211,10 +213,10 @@ class MethodTester:
         absent, given = SITES[1], defaultdict[str, dict[str, State]](dict)
         for case in ("lost", "away"):
 
-            def carry(site: str, asked: StudyMessage, answer: Answer, case: str = case) -> StudyMessage | Missing:
-                task, number = asked.facts["task"], asked.facts["round"]
+            def carry(site: str, request: StudyMessage, answer: Answer, case: str = case) -> StudyMessage | Missing:
+                task, number = request.facts["task"], request.facts["round"]
                 if (task, number) == ("round", first + 1) and site == SITES[0]:
-                    given[case] = {group: dict(own) for group, own in asked.groups.items()}
+                    given[case] = {group: dict(own) for group, own in request.groups.items()}
                 if (task, number, site) != ("round", first, absent):
                     return answer()
                 if case == "lost":
@@ -264,11 +266,11 @@ class MethodTester:
             for site, own in Reference(plan).data.items()
         }
 
-        def carry(site: str, asked: StudyMessage, answer: Answer) -> StudyMessage:
+        def carry(site: str, request: StudyMessage, answer: Answer) -> StudyMessage:
             looks: list[_Counted] = [data[site].train, data[site].validation]  # type: ignore[list-item]
             before = [int(part.looks.sum()) for part in looks]
             reply = answer()
-            at_end = asked.facts["task"] == "test"
+            at_end = request.facts["task"] == "test"
             assert (data[site].test.looks == int(at_end)).all(), "test cases must be read once, at the end of the study"  # type: ignore[attr-defined]
             assert not at_end or before == [int(part.looks.sum()) for part in looks], (
                 "the final test also reads training or validation cases"
@@ -297,11 +299,11 @@ class MethodTester:
             if extreme:
                 data[SITES[0]] = _with_an_odd_case(data[SITES[0]])
 
-            def carry(site: str, asked: StudyMessage, answer: Answer, own: State = own) -> StudyMessage:
+            def carry(site: str, request: StudyMessage, answer: Answer, state: State = own) -> StudyMessage:
                 reply = answer()
                 if site == SITES[0]:
-                    number = asked.facts["round"]
-                    own |= {f"{number}/{g}/{n}": t.clone() for g, ts in reply.groups.items() for n, t in ts.items()}
+                    number = request.facts["round"]
+                    state |= {f"{number}/{g}/{n}": t.clone() for g, ts in reply.groups.items() for n, t in ts.items()}
                 return reply
 
             folder = tmp_path / str(extreme)
@@ -373,14 +375,14 @@ class MethodTester:
 
 
 # ---------------------------------------------------------------------------------------------------- comparing runs
-def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str = "") -> None:
+def assert_equal(first: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str = "") -> None:
     """Assert that two states have tensors of the same names, types and bits.
 
     Args:
         where: the beginning of the error message
     """
-    assert one.keys() == other.keys(), f"{where}: {_some(one.keys() ^ other.keys())} is in one only"
-    for name, tensor in one.items():
+    assert first.keys() == other.keys(), f"{where}: {_some(first.keys() ^ other.keys())} is in one only"
+    for name, tensor in first.items():
         same = tensor.dtype == other[name].dtype and torch.equal(tensor, other[name])
         assert same, f"{where}/{name} differs"
 
@@ -393,21 +395,23 @@ def assert_read_again(plan: Plan, folder: Path) -> Plan:
     return other
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(first: Path, other: Path) -> None:
     """Assert that two run folders have equal tensors, summaries, rounds and metrics; durations may differ."""
-    files, others = (sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file()) for run in (one, other))
+    files, others = (
+        sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file()) for run in (first, other)
+    )
     assert files == others, f"{_some({str(path) for path in {*files} ^ {*others}})} is in one run only"
     assert len(files) > 3 * len(SITES)
     for name in files:
         if name.suffix == ".safetensors":
-            (mine, facts), (theirs, other_facts) = load_tensors(one / name), load_tensors(other / name)
+            (mine, facts), (theirs, other_facts) = load_tensors(first / name), load_tensors(other / name)
             assert facts == other_facts, name
             assert_equal(mine, theirs, str(name))
         if name.suffix == ".csv":
-            rows = [[row[:-1] for row in csv.reader((run / name).read_text().splitlines())] for run in (one, other)]
+            rows = [[row[:-1] for row in csv.reader((run / name).read_text().splitlines())] for run in (first, other)]
             assert rows[0] == rows[1], name
     for file in (SUMMARY, ROUNDS):
-        before, after = (_without_times(_lines(run / file)) for run in (one, other))
+        before, after = (_without_times(_lines(run / file)) for run in (first, other))
         assert before == after, file
 
 
@@ -425,7 +429,7 @@ def _without_times(value: Any) -> Any:
 
 def _ends(run: Path) -> State:
     ends = {path.parent.name: load_tensors(path)[0] for path in run.glob("sites/*/last.safetensors")}
-    return {f"{site}/{name}": tensor for site, own in ends.items() for name, tensor in own.items()}
+    return {f"{site}/{name}": tensor for site, end in ends.items() for name, tensor in end.items()}
 
 
 def _assert_scored(study: Reference, curve: Sequence[Mapping[str, Mapping[str, Tensor]]], summary: Summary) -> None:
@@ -455,8 +459,8 @@ def _first_of_best(scores: Sequence[float]) -> int:
     return max(range(len(scores)), key=lambda number: (scores[number], -number))
 
 
-def _named(what: str) -> Callable[[str], str]:
-    return lambda text: f"{what}: {text}"
+def _named(subject: str) -> Callable[[str], str]:
+    return lambda text: f"{subject}: {text}"
 
 
 def _some(names: Any) -> str:
@@ -494,10 +498,10 @@ class Carried(Loop):
                 receive(site, reply)
         return missing
 
-    def carried(self, site: str, asked: StudyMessage) -> StudyMessage | Missing:
+    def carried(self, site: str, request: StudyMessage) -> StudyMessage | Missing:
         if self.carry is None:
-            return self.answer(site, asked)
-        return self.carry(site, asked, lambda: self.answer(site, asked))
+            return self.answer(site, request)
+        return self.carry(site, request, lambda: self.answer(site, request))
 
 
 class _Turned(Carried):
@@ -520,15 +524,15 @@ class _Rebuilt(Carried):
         super().__init__({site: make(site) for site in SITES}, plan, folder)
         self.make = make
 
-    def carried(self, site: str, asked: StudyMessage) -> StudyMessage:
+    def carried(self, site: str, request: StudyMessage) -> StudyMessage:
         answers = []
         for how in ("first", "again", "of a new process"):
             if how == "of a new process":
                 self.participants = {**self.participants, site: self.make(site)}
-            answers.append(self.answer(site, asked))
+            answers.append(self.answer(site, request))
             first, last = answers[0], answers[-1]
             said, again = (_without_times(own.facts) for own in (first, last))
-            assert said == again, f"{site} answers {asked.facts['task']} differently when it is asked {how}"
+            assert said == again, f"{site} answers {request.facts['task']} differently when it is asked {how}"
             assert first.groups.keys() == last.groups.keys()
             for group, own in first.groups.items():
                 assert_equal(own, last.groups[group], f"{site}'s {group}, asked {how}")
@@ -563,9 +567,9 @@ class _Travelled(Carried):
             if other != site and found & contents
         ]
 
-    def carried(self, site: str, asked: StudyMessage) -> StudyMessage:
-        reply = self.answer(site, asked)
-        self.reached[site] |= {_content(tensor) for own in asked.groups.values() for tensor in own.values()}
+    def carried(self, site: str, request: StudyMessage) -> StudyMessage:
+        reply = self.answer(site, request)
+        self.reached[site] |= {_content(tensor) for group in request.groups.values() for tensor in group.values()}
         sent = {_content(tensor) for own in reply.groups.values() for tensor in own.values()}
         self.known[site] |= self.reached[site] | sent
         for path in (self.folder / CHECKPOINTS).glob("*.safetensors"):
@@ -573,7 +577,7 @@ class _Travelled(Carried):
                 self.reached["server"] |= {_content(tensor) for tensor in load_tensors(path)[0].values()}
             except MedsiloError:  # the server may have deleted the file after writing a newer checkpoint
                 assert not path.exists()
-        if asked.facts["task"] == "round":
+        if request.facts["task"] == "round":
             for network, module in self.participants[site].participant.state.modules.items():
                 for name, tensor in module.state_dict().items():
                     key, content = f"{network}/{name}", _content(tensor)

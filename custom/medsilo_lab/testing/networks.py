@@ -55,7 +55,7 @@ class NetworkTester:
         data = plan.task.load(SITES[0], SITES[:2], plan.seed, None).train
         inputs, targets = zip(*(data[place][:2] for place in range(count)), strict=True)
         return torch.stack([torch.as_tensor(own) for own in inputs]), torch.stack(
-            [torch.as_tensor(own) for own in targets]
+            [torch.as_tensor(target) for target in targets]
         )
 
     # ------------------------------------------------------------------ the tests
@@ -119,4 +119,4 @@ class NetworkTester:
         settings = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings")
         inprocess.run(self.plan(), folder=tmp_path / "run", settings=settings)
         summary = read_summary(tmp_path / "run")
-        assert summary.status == "finished" and all(own.test for own in summary.sites.values())
+        assert summary.status == "finished" and all(site.test for site in summary.sites.values())

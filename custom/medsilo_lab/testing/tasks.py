@@ -152,7 +152,7 @@ class TaskTester:
     def test_hospitals_learn_it(self, tmp_path: Path) -> None:
         inprocess.run(self.plan(), folder=tmp_path / "run", settings=self.settings(tmp_path / "data"))
         summary = read_summary(tmp_path / "run")
-        assert summary.status == "finished" and all(own.test for own in summary.sites.values())
+        assert summary.status == "finished" and all(site.test for site in summary.sites.values())
 
     def _fault(self, settings: SiteSettings, files: Sequence[Path]) -> str | None:
         try:

@@ -49,15 +49,15 @@ def named_in(deploy_map: object) -> set[str]:
     return {name for app in apps for name in _names(app) if name != SERVER_SITE_NAME and name.upper() != ALL_SITES}
 
 
-def _names(told: object) -> Iterator[str]:
+def _names(message: object) -> Iterator[str]:
     """Yield the site names in an entry of a deploy_map.
 
     An entry is a name, a list of entries, or a mapping that has an entry under `sites` or `targets`.
     """
-    if isinstance(told, str):
-        yield told
-    for one in told if isinstance(told, list) else ():
+    if isinstance(message, str):
+        yield message
+    for one in message if isinstance(message, list) else ():
         yield from _names(one)
-    if isinstance(told, dict):
+    if isinstance(message, dict):
         for key in ("sites", "targets"):
-            yield from _names(told.get(key))
+            yield from _names(message.get(key))

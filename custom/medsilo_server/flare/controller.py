@@ -97,14 +97,14 @@ class MedsiloController(Controller):
         self.gate.guard_server()
         fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
 
-    def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
+    def _tell_lead(self, topic: str, request: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the study's progress, including the rounds that the lead has not received yet.
 
         In NVFlare, only the job's submitter and admins may request the progress.
         """
-        asked = asked if isinstance(asked, dict) else {}
-        running, after = self.running, asked.get(AFTER)
-        if self.transport and (who := asked.get(CANCELS)):
+        request = request if isinstance(request, dict) else {}
+        running, after = self.running, request.get(AFTER)
+        if self.transport and (who := request.get(CANCELS)):
             self.transport.ended_by = plain(who, 80)
         if running is None:
             return {}

@@ -210,7 +210,7 @@ def test_names_take_the_place_of_a_number_of_hospitals() -> None:
 
 def test_hospitals_on_one_machine_have_names_before_anything_is_changed() -> None:
     def here(*changes: str) -> tuple:
-        own = plan_of(JOBS / "fedsm", changes, here=True).participation
+        own = plan_of(JOBS / "fedsm", changes, local=True).participation
         return own.sites, own.evaluation_sites, own.minimum
 
     three = ("hospital-a", "hospital-b", "hospital-c")

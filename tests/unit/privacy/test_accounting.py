@@ -131,7 +131,7 @@ def test_more_of_anything_never_costs_less() -> None:
 @pytest.mark.parametrize("target", slow_but((), [0.1, 1.0, 8.0], [1.0]))
 def test_the_noise_for_a_target_keeps_it_and_is_hardly_more_than_needed(target: float) -> None:
     beside = [charge(Geometric(scale=100.0))]
-    noise = noise_for(target, 1e-3, 0.1, 60, beside=beside)
+    noise = noise_for(target, 1e-3, 0.1, 60, charges=beside)
 
     def cost(noise: float) -> float:
         return epsilon([*beside, charge(SampledGaussian(noise=noise, rate=0.1, steps=60))], 1e-3)
@@ -159,7 +159,7 @@ def test_less_noise_than_1_in_128_is_not_looked_for() -> None:
 
 def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
     with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
-        noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Geometric(scale=1.0))])
+        noise_for(0.5, 1e-5, 0.1, 10, charges=[charge(Geometric(scale=1.0))])
     with pytest.raises(MedsiloError, match="no noise keeps 1 steps"):
         noise_for(1e-6, 1e-12, 1.0, 1)
     for delta in (0, 1e-13, 1, 2):

@@ -344,7 +344,7 @@ def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> No
             task = [f"task.name={values['task']}"] if values.get("task") else []
             given = values["plan"] or values.get("job")
             changes = [*task, *values["changes"]]
-            plan = plan_of(Path(given), changes, here=True) if given else parse_plan(base_plan(), changes)
+            plan = plan_of(Path(given), changes, local=True) if given else parse_plan(base_plan(), changes)
             rows = [*",".join(values.get("methods", ())).split(","), *values.get("row", ())]
             comparable(plan, [Row.parse(row) for row in rows if row], values["changes"])
         raise Parsed

@@ -104,13 +104,13 @@ def _there(drawn: Tensor, device: torch.device) -> Tensor:
     return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
-def _centred(places: int, device: torch.device) -> Tensor:
-    return torch.arange(places, device=device) - (places - 1) / 2
+def _centred(digits: int, device: torch.device) -> Tensor:
+    return torch.arange(digits, device=device) - (digits - 1) / 2
 
 
-def _places(centred: Tensor, places: int) -> Tensor:
+def _places(centred: Tensor, digits: int) -> Tensor:
     """Convert distances from the centre of an axis to positions on the axis, clipped to its ends."""
-    return (centred + (places - 1) / 2).clamp(0, places - 1)
+    return (centred + (digits - 1) / 2).clamp(0, digits - 1)
 
 
 def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:

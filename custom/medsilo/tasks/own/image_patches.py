@@ -52,7 +52,7 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     return _cut(image, starts, size), _cut(labels, starts, size, 0)
 
 
-def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
+def _one_of(mask: np.ndarray, position: float) -> list[int] | None:
     """Return the indices of a random voxel of a mask, or None if the mask is empty.
 
     The function first chooses a plane of the mask, because a list of all voxels would need much memory.
@@ -61,7 +61,7 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
     ends = np.cumsum([np.count_nonzero(plane) for plane in mask])
     if not (total := int(ends[-1])):
         return None
-    rank = min(int(place * total), total - 1)
+    rank = min(int(position * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
     # a negative index, which counts from the plane's last voxel
     inside = np.argwhere(mask[plane])[rank - int(ends[plane])]

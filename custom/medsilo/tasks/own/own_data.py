@@ -130,20 +130,20 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def prepared(
-        inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
+        inputs: Tensor, targets: Tensor, shapes: Sequence[tuple[int, ...]], places: Tensor | None = None, **facts: Any
     ) -> "PreparedEntry":
         """Create a prepared image or recording from the given tensors.
 
         Args:
             inputs: the inputs, [cases, *shape]
             targets: the targets, [cases, ...]
-            shown: for each case, the labels that occur in the case
+            shapes: for each case, the labels that occur in the case
             places: the positions of some voxels of structures
-            told: further fields of `Facts`
+            facts: further fields of `Facts`
         """
         from medsilo.tasks.own import reading
 
-        return reading.prepared(inputs, targets, shown, places, **told)
+        return reading.prepared(inputs, targets, shapes, places, **facts)
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":

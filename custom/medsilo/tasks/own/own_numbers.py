@@ -73,16 +73,16 @@ class Column(Section):
         """Number of the network's inputs that this column provides."""
         return len(self.levels) or 1
 
-    def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
+    def read(self, cell: str, row: Mapping[str, str]) -> list[float] | None:
         """Convert a cell to the network's inputs; None if the cell has no valid value.
 
         Args:
             cell: the cell's text
-            own: maps the hospital's levels, normalised by `cells.level`, to the plan's levels
+            row: maps the hospital's levels, normalised by `cells.level`, to the plan's levels
         """
         if self.levels:
             places = {as_level(level): place for place, level in enumerate(self.levels)}
-            place = places.get(as_level(own.get(as_level(cell), cell)))
+            place = places.get(as_level(row.get(as_level(cell), cell)))
             return None if place is None else [float(place == other) for other in range(len(self.levels))]
         value = as_number(cell)
         return [value] if value is not None and self.low <= value <= self.high else None
@@ -122,11 +122,12 @@ def scaled(values: Tensor, scales: Scales) -> Tensor:
     return ((values - means) / deviations).clamp(-FURTHEST, FURTHEST)
 
 
-def from_training_cases(what: str) -> str:
+def from_training_cases(subject: str) -> str:
     """Explain why a hospital must not standardise by its training cases under differential privacy."""
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
-        f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
+        f"give public numbers (task.standardise=plan, with mean and deviation of each {subject}), or "
+        "task.standardise=none"
     )
 
 
@@ -155,7 +156,9 @@ class Standardised(OwnData, Classifying):
     def _names_and_scales(self) -> Self:
         if len({as_level(label) for label in self.labels}) < len(self.labels):
             raise ValueError(f"labels {list(self.labels)}: name each once")
-        lacking = [one.name for one in self.numbers if not one.levels and None in (one.mean, one.deviation)]
+        lacking = [
+            number.name for number in self.numbers if not number.levels and None in (number.mean, number.deviation)
+        ]
         if self.standardise == "plan" and lacking:
             raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
         return self
@@ -167,23 +170,23 @@ class Standardised(OwnData, Classifying):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.numbers)
+        return tuple(number.name for number in self.numbers)
 
     @property
     def largest_input(self) -> float:
         """Largest absolute value of the network's inputs."""
         if self.standardise != "none":
             return FURTHEST
-        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
+        return max(1.0, *(max(abs(number.low), abs(number.high)) for number in self.numbers if not number.levels))
 
     @property
     def needs_scales(self) -> bool:
         """True if each hospital standardises inputs by the means and standard deviations of its training cases."""
         return self.standardise == "site"
 
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
+    def scales_that_were(self, scales: Mapping[str, Sequence[float]]) -> Scales:
         """Return the means and standard deviations that a survey recorded during training."""
         # the last inputs, which mark missing values, are not standardised
-        names = self.input_names[: sum(one.inputs for one in self.numbers)]
-        means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
+        names = self.input_names[: sum(number.inputs for number in self.numbers)]
+        means, deviations = torch.tensor([scales[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations

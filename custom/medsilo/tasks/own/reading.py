@@ -86,7 +86,7 @@ class Listed(Protocol):
     def fixed(self) -> bool: ...
 
 
-def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source: DataSource, **found: Any) -> Survey:
+def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source: DataSource, **facts: Any) -> Survey:
     return Survey(
         parts,
         problems=tuple(listing.problems),
@@ -94,7 +94,7 @@ def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source:
         patients_named=listing.patients_named,
         identifiers=listing.identifiers,
         absent=task.absent(source),
-        **found,
+        **facts,
     )
 
 
@@ -179,11 +179,11 @@ def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str
 
 
 def prepared(
-    inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
+    inputs: Tensor, targets: Tensor, shapes: Sequence[tuple[int, ...]], places: Tensor | None = None, **facts: Any
 ) -> PreparedEntry:
-    low, high = told.pop("intensity", None) or map(float, inputs.aminmax())
-    own = told.pop("digest", None) or digest(inputs)
-    return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
+    low, high = facts.pop("intensity", None) or map(float, inputs.aminmax())
+    own = facts.pop("digest", None) or digest(inputs)
+    return PreparedEntry(inputs, targets, Facts(own, tuple(shapes), (low, high), **facts), places)
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
@@ -272,13 +272,13 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
     """
     places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for part, entries in held.items():
-        for one in entries:
-            places[one.facts.digest].append((one.entry.name, part))
+        for entry in entries:
+            places[entry.facts.digest].append((entry.entry.name, part))
     groups = sorted(sorted(several) for several in places.values() if len(several) > 1)
     apart = [several for several in groups if len({part for _, part in several}) > 1]
     twice = f"{files} are there twice; remove the copies"
     known = f"{files} are there twice, in two parts, so that one is judged by what another knows; remove the copies"
-    for what, found in ((twice, [own for own in groups if own not in apart]), (known, apart)):
+    for what, found in ((twice, [group for group in groups if group not in apart]), (known, apart)):
         if found:
             names = tuple(" = ".join(f"{name} ({part})" for name, part in several) for several in found)
             yield Problem("note", what, sum(len(several) - 1 for several in found), names)

@@ -93,14 +93,16 @@ def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites:
         owners = deal(task.partition, rows.patients.texts(), rows.labels.tolist(), natural, sites)
         _WAITING.clear()
         _WAITING[key] = {
-            one: replace(rows.taken(own), problems=[*rows.problems], odd={**rows.odd}, identifiers={**rows.identifiers})
-            for one, own in zip(sites, owners, strict=True)
+            one: replace(
+                rows.taken(owner), problems=[*rows.problems], odd={**rows.odd}, identifiers={**rows.identifiers}
+            )
+            for one, owner in zip(sites, owners, strict=True)
         }
     return _WAITING[key].pop(site)
 
 
 def survey_of(task: PatientTable, rows: "TableRows", cases: Mapping[str, Cases], source: DataSource) -> Survey:
-    shown = {part: part_of(task, own) for part, own in cases.items()}
+    shown = {part: part_of(task, case) for part, case in cases.items()}
     note_empty_parts(task, rows.problems, shown, source)
     if task.kind == "survival":
         scored = [part for part in needed(source) if part != "train"]
@@ -331,87 +333,89 @@ class _Reading:
             return filled(column, patients, self.missing)
         return column
 
-    def _lacks(self, name: str, own: TextColumn) -> np.ndarray:
+    def _lacks(self, name: str, column: TextColumn) -> np.ndarray:
         codes = frozenset(map(level, self.source.codes.get(name, ())))
         if not codes:
-            return own.isin(self.missing)
-        lacking = [value in self.missing or one in codes for value, one in zip(own.values, own.levels(), strict=True)]
-        return np.array(lacking, bool)[own.codes] if lacking else np.zeros(0, bool)
+            return column.isin(self.missing)
+        lacking = [
+            value in self.missing or one in codes for value, one in zip(column.values, column.levels(), strict=True)
+        ]
+        return np.array(lacking, bool)[column.codes] if lacking else np.zeros(0, bool)
 
     # ---------------------------------------------------- select the rows that are cases
-    def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
+    def _leave_out(self, mask: np.ndarray, reason: str, lines: np.ndarray) -> None:
         """Leave out the given rows, and record those that were not left out before."""
-        self._note("left out", what, lines & kept)
-        kept &= ~lines
+        self._note("left out", reason, lines & mask)
+        mask &= ~lines
 
     def _nothing(self) -> tuple[np.ndarray, np.ndarray, TextColumn]:
         count = self.table.count
         return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
 
-    def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
+    def _outcomes(self, mask: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
         """For each row, return the outcome, the index of the class in the plan, and the hospital's name of the
         class.
         """
         task, columns = self.task, [self._column(name) for name in self.task.outcomes]
-        for name, own in zip(task.outcomes, columns, strict=True):
-            self._leave_out(kept, "lines have no outcome", self._lacks(name, own))
+        for name, column in zip(task.outcomes, columns, strict=True):
+            self._leave_out(mask, "lines have no outcome", self._lacks(name, column))
         numbers = np.zeros(self.table.count)
         if task.kind != "classification":
             low, high = (0.0, LARGEST) if task.kind == "survival" else (-LARGEST, LARGEST)
             numbers = self._numbers(task.outcomes[0], columns[0])
             wrong = ~((numbers >= low) & (numbers <= high))
             what = f"lines have an outcome that is not a number from {low:g} to {high:g}; correct it"
-            self._leave_out(kept, what, wrong)
+            self._leave_out(mask, what, wrong)
         if task.kind == "regression":
             outside = (numbers < task.range[0]) | (numbers > task.range[1])
             what = (
                 f"lines have an outcome outside the plan's range, {task.range[0]:g} to {task.range[1]:g}, which is cut"
             )
-            self._note("note", what, outside & kept)
+            self._note("note", what, outside & mask)
             numbers = numbers.clip(*task.range)
             return numbers[:, None], np.zeros(self.table.count, int), TextColumn(("",), np.zeros(self.table.count, int))
         levels, known = columns[-1].levels(), own_labels(task.counted, self.source.label_map)
         # the names of censored cases and events are the same for all plans
         declared = known if task.kind == "survival" else ()
-        self._leave_out(kept, RARE, columns[-1].isin(self._rare(columns[-1], kept, patients, declared)))
-        numbered = np.array([known.get(own, -1) for own in levels], int)
+        self._leave_out(mask, RARE, columns[-1].isin(self._rare(columns[-1], mask, patients, declared)))
+        numbered = np.array([known.get(level, -1) for level in levels], int)
         labels = numbered[columns[-1].codes] if len(numbered) else np.zeros(0, int)
         what = f"lines have a label that is not the plan's ({', '.join(task.counted)}); add it to data.label_map"
-        self._note("stops", what, (labels < 0) & kept)
+        self._note("stops", what, (labels < 0) & mask)
         labels = labels.clip(0)
         learned = [labels.astype(float)] if task.kind == "classification" else [numbers, labels.astype(float)]
         return np.stack(learned, 1), labels, TextColumn(levels, columns[-1].codes)
 
     def _rare(
-        self, own: TextColumn, kept: np.ndarray, patients: TextColumn, declared: Collection[str]
+        self, column: TextColumn, mask: np.ndarray, patients: TextColumn, declared: Collection[str]
     ) -> frozenset[str]:
         """Return those labels of a column that occur for too few patients."""
         if not self.source.leaves_out_rare:
             return frozenset()
-        levels, pairs = own.levels(), np.unique(np.stack([own.codes, patients.codes])[:, kept], axis=1)
-        who: dict[str, set[int]] = {one: set() for one in levels}
+        levels, pairs = column.levels(), np.unique(np.stack([column.codes, patients.codes])[:, mask], axis=1)
+        who: dict[str, set[int]] = {level: set() for level in levels}
         for label, patient in pairs.T.tolist():
             who[levels[label]].add(patient)
         rare = self.source.rare({label: [*map(str, own)] for label, own in who.items()}, declared)
-        return frozenset(text for text, label in zip(own.values, levels, strict=True) if label in rare)
+        return frozenset(text for text, label in zip(column.values, levels, strict=True) if label in rare)
 
     # -------------------------------------------------------------------------- the plan's inputs
-    def _inputs(self, kept: np.ndarray) -> np.ndarray:
+    def _inputs(self, mask: np.ndarray) -> np.ndarray:
         """Return the inputs of all rows, [rows, inputs]; missing and invalid values are NaN."""
         inputs = np.full((self.table.count, self.task.read_numbers), np.nan)
         place, read = 0, {column.name for column in self.read}
         for column in self.task.columns:
             if column.name in read:
-                inputs[:, place : place + column.inputs] = self._values(column, kept)
+                inputs[:, place : place + column.inputs] = self._values(column, mask)
             place += column.inputs
         return inputs
 
-    def _values(self, column: Column, kept: np.ndarray) -> np.ndarray:
+    def _values(self, column: Column, mask: np.ndarray) -> np.ndarray:
         """Return the inputs that a column provides, for all rows, [rows, inputs]."""
         own = self._column(column.name)
         missing = self._lacks(column.name, own)
         self._note(
-            "note", f"lines have no value of {column.name!r}; task.missing is {self.task.missing}", missing & kept
+            "note", f"lines have no value of {column.name!r}; task.missing is {self.task.missing}", missing & mask
         )
         if column.levels:
             places = {level(name): place for place, name in enumerate(column.levels)}
@@ -426,7 +430,7 @@ class _Reading:
             )
         else:
             numbers = self._numbers(column.name, own)
-            below = (numbers < 0) & ~missing & kept
+            below = (numbers < 0) & ~missing & mask
             if {f"{code:g}" for code in np.unique(numbers[below]).tolist()} in CODES:
                 self._note("note", CODE.format(column.name), below)
             odd = ~((numbers >= column.low) & (numbers <= column.high)) & ~missing
@@ -434,21 +438,21 @@ class _Reading:
             bounds = (column.low, column.high)
             within = "" if bounds == (-LARGEST, LARGEST) else f" from {column.low:g} to {column.high:g}"
             what = f"lines have a value of {column.name!r} that is not a number{within}, and counts as missing"
-        self._note("note", f"{what}; correct it, or name it under data.missing", odd & kept)
-        if (odd & kept).any():
-            self.odd[what] = odd & kept
+        self._note("note", f"{what}; correct it, or name it under data.missing", odd & mask)
+        if (odd & mask).any():
+            self.odd[what] = odd & mask
         return values
 
-    def _numbers(self, name: str, own: TextColumn) -> np.ndarray:
+    def _numbers(self, name: str, column: TextColumn) -> np.ndarray:
         """Convert a column to numbers, [rows], without points between thousands."""
-        texts = tuple(without_thousands(name, own.values, self.source.decimal))
-        return TextColumn(texts, own.codes).numbers(self.source.decimal)
+        texts = tuple(without_thousands(name, column.values, self.source.decimal))
+        return TextColumn(texts, column.codes).numbers(self.source.decimal)
 
     # ------------------------------------------------------------------ notes
-    def _note(self, severity: str, what: str, lines: np.ndarray) -> None:
+    def _note(self, severity: str, subject: str, lines: np.ndarray) -> None:
         places = np.flatnonzero(lines)
         if len(places):
-            self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
+            self.problems.append(Problem(severity, subject, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
         """Record as problems the rows that can't be read, and an old encoding whose letters may be decoded wrongly."""
