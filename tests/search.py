@@ -14,7 +14,7 @@ KINDS = ("<f4", "<f8", "<i8")  # number types that weights may have in memory
 SMALLEST, LARGEST = 1e-10, 100.0  # range that contains the absolute values of nearly all weights
 HALF, FEW = 0.5, 0.2
 STRETCH = 1 << 21  # how many numbers one search window contains
-LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
+LEAST_SPREAD = 1e-8  # a part with a smaller fraction of a window's energy is rounding noise
 PAGE = 4096
 OUTLIER = 3  # number of standard deviations beyond which a value is an outlier
 # for the exact search: how many pieces of a model are searched, and how many numbers each piece has

@@ -138,7 +138,7 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """In a mean, weights are at least 0 and add up to at most 1; the server's initial zeros have the remaining weight."""
+    """In a mean, weights are at least 0 and add up to at most 1; the server's initial zeros have the rest."""
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():

@@ -176,7 +176,7 @@ def test_contributing_tells_the_rooms() -> None:
 
 
 def test_no_text_stands_alone() -> None:
-    """A string that is a statement has no effect, for example the second half of a message outside of the parentheses."""
+    """A string that is a statement has no effect, such as half of a message after the closing parenthesis."""
     alone = []
     for path in everything():
         for node in ast.walk(tree_of(path)):

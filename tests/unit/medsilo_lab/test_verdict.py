@@ -57,7 +57,7 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:
-    """In earlier versions, correcting for all methods made even a difference of 40 points at one hospital inconclusive."""
+    """In earlier versions, correction for all methods made 40 points at one hospital inconclusive."""
     random = np.random.default_rng(5)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:

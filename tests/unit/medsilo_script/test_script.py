@@ -899,7 +899,7 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
 
 
 def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MONAI's TensorBoardStatsHandler logs numbers under an enum, which the server could not read in earlier versions."""
+    """MONAI's TensorBoardStatsHandler logs under an enum, which the server could not read in earlier versions."""
     told: list[tuple[str, Shareable]] = []
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss"])
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
@@ -1590,7 +1590,7 @@ MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that also use the training da
 def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, NVFlare's hello-dp ran under MOON, whose extra use of the data Opacus does not make private."""
+    """NVFlare's hello-dp once ran under MOON, which uses data beyond the steps that Opacus makes private."""
     monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())
     source = ["algorithm.pretraining.source=initial"] if method == "adafed" else []
     own = make_plan(method, *(IMAGES if method == "harmofl" else ()), *source, "training.rounds=3")
