@@ -86,9 +86,7 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Return, in bytes, by how much a round's peak memory exceeds the memory at the start, and the upper bound for this
-    excess.
-    """
+    """Return by how many bytes memory grows in a round at its peak, and the upper bound of this growth."""
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)
     shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}

@@ -5,9 +5,9 @@
 Each measurement alternates between medsilo and the reference. The program waits for the GPU before it reads the clock,
 and uses the fastest repetition.
 
-- loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by MONAI's tutorial
-  loop. MONAI's tutorial loop waits for the loss of every batch. With the same order of summation, the engine's loop
-  must be as fast as the tutorial loop.
+- loop: images per second at which the engine's loop and MONAI's tutorial loop train a U-Net on images in memory.
+  MONAI's tutorial loop reads the loss after every batch, and therefore waits for the GPU. With the same order of
+  summation, the engine's loop must be as fast as the tutorial loop.
 - busy: the fraction of an epoch in which the GPU computes, and the GPU's slowest operations.
 - harmofl: AmplitudeNorm's milliseconds per batch, AmplitudeNorm's time relative to a training step, and a perturbed
   step's time relative to a plain step.
@@ -87,9 +87,7 @@ def data_of(cases: int, shape: tuple[int, ...]) -> TensorDataset:
 # ---------------------------------------------------------------------------------------------------- the loop
 @contextmanager
 def sums(order: str) -> Iterator[None]:
-    """Set the order in which numbers are added: any order, a fixed order in cuDNN, or a fixed order in both cuDNN and
-    torch.
-    """
+    """Choose how deterministic sums are: not at all, in cuDNN only, or in both cuDNN and torch."""
     before = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
     torch.backends.cudnn.deterministic = order != "any order"
     torch.set_deterministic_debug_mode("warn" if order == "one order" else "default")

@@ -42,7 +42,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
-    """Return CT-like volumes of 96 x 96 x 40 that contain a ball."""
+    """Return CT-like volumes of 96 x 96 x 40 voxels, each with a ball."""
     random = np.random.default_rng(0)
     z, y, x = np.ogrid[:40, :96, :96]
     for number in range(PATIENTS):
@@ -57,7 +57,7 @@ def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
-    """Return RGB images of 320 x 240 that contain a square."""
+    """Return RGB images of 320 x 240 pixels, each with a square."""
     random = np.random.default_rng(0)
     for number in range(4 * PATIENTS):
         mask = np.zeros((240, 320), np.uint8)

@@ -6,12 +6,12 @@ every pass.
 The program generates one hospital's PNG files of 224 x 224 pixels, and random weights for a network of ViT-S/16's size.
 The plan runs with `network.once` on and, as the reference, with `network.once` off; each run has a separate process.
 The reference also reads each image only once, and keeps the image in memory. `in batches` is a loop that runs the
-frozen ViT-S over batches of 16 images as often as the study does. The row `in batches` shows the cost if an image's
-embedding may depend on the other images in the batch. The reference runs for 1 and 4 rounds, and its time is
-extrapolated to all rounds. With --whole, the reference runs all rounds.
+frozen ViT-S over batches of 16 images as often as the study does. The row `in batches` is the time of a loop that
+embeds images in batches, where an image's embedding may depend on the other images. The reference runs for 1 and 4
+rounds, and its time is extrapolated to all rounds. With --whole, the reference runs all rounds.
 
-Times are processor times on one thread, or wall-clock times on a GPU. Memory is a process's peak memory minus its
-memory after importing. The goal is that 30 rounds take at most a twentieth of the reference's time.
+Times are processor times on one thread, or wall-clock times on a GPU. Memory is a process's peak minus the memory that
+the imports already use. The goal is that 30 rounds take at most a twentieth of the reference's time.
 """
 
 import argparse

@@ -4,9 +4,9 @@
 
 NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator, or with `secure` in one provisioned
 federation over mutual TLS. NVFlare's FedAvg and medsilo exchange the same network (MONAI's U-Net) with the same sites
-and tensors. No site trains, so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with
-`ExchangeFormat.PYTORCH`, which the benchmark exports and starts as `SimEnv` does. Medsilo runs its canonical job with
-the real controller, executor and participant, without training and evaluation.
+and tensors. No site trains, so a round's time is the time of the framework. The reference ("stock") is `FedAvgRecipe`
+with `ExchangeFormat.PYTORCH`, which the benchmark exports and starts as `SimEnv` does. Medsilo runs its canonical job
+with the real controller, executor and participant, without training and evaluation.
 
 A round of medsilo is timed from the end of the previous round to its own end. A round of the reference is timed from
 its own start to the start of the next round. The reported time is the median over all rounds except the first round.

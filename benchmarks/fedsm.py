@@ -4,13 +4,13 @@
 
 Time: a site's training in a FedSM round reads every batch once for all three networks; the reference makes three
 passes. Cases are read from files each time, as if memory were too small: PNG tiles of 1000 x 1000 pixels, and slices of
-compressed NIfTI volumes. With cases in memory, one pass saves little time compared to three passes, so the row for
-these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary, relative
-to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and VGG-11, and the
-sites send synthetic answers. The benchmark compares the increase of the server's memory with the size of the results
-plus two messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the selector. Step:
-the processor time of aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops over
-dictionaries. The reported time is the fastest of three rounds.
+compressed NIfTI volumes. If cases are in memory, three passes cost little more than one pass, so that row has no bound.
+Bytes: the bytes that a site sends and receives in a round, as in the run's summary, relative to two models and a
+selector. Memory: the real coordinator runs a whole study with the paper's U-Net and VGG-11, and the sites send
+synthetic answers. The benchmark compares the increase of the server's memory with the size of the results plus two
+messages from a site. With `server-adam`, the server's disk holds Adam's two moments for the selector. Step: the
+processor time of aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops over dictionaries.
+The reported time is the fastest of three rounds.
 
 The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak memory
 from /proc.

@@ -53,9 +53,7 @@ def run_cheap(noted: Path) -> dict[str, float]:
 
 
 def run_now(released: Mapping[str, float]) -> dict[str, float]:
-    """If a ratio became worse, measure the ratio a second time, because a briefly loaded machine rarely affects two
-    measurements.
-    """
+    """Measure a worse ratio a second time, because a short load of the machine rarely disturbs both measurements."""
     with tempfile.TemporaryDirectory() as folder:
         today = run_cheap(Path(folder) / "first")
         if table(today, released)[1]:

@@ -128,7 +128,7 @@ class Ended:
 
     @classmethod
     def drawn(cls, plan: Plan, kills: int) -> "Ended":
-        """Choose at random which sites to kill, and the last round of each; equal arguments give equal choices."""
+        """Choose at random which sites to kill and after which round; equal arguments give equal choices."""
         dice = random.Random(0)
         return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
 

@@ -14,10 +14,10 @@ test cases in the images' original grids:
   deep supervision, AdamW with warm-up and a cosine schedule, crops by class, random affine transforms, noise, smoothing
   and flips.
 
-Equal work means the same number of floating-point operations in all training steps together, as torch counts them; the
-number is that of medsilo's 40 rounds. With --steps, all three networks make the same number of training steps on two
-patches each, whatever a step costs. So that nnU-Net and Auto3DSeg can train on a CPU, their first stage has 8 features
-instead of 32, and their batches have two patches. No settings were tuned, for any of the three networks.
+Equal work means that each network trains with as many floating-point operations, as torch counts them, as medsilo needs
+for 40 rounds. With --steps, all three networks make the same number of training steps, each on two patches, whatever a
+step costs. So that nnU-Net and Auto3DSeg can train on a CPU, their first stage has 8 features instead of 32, and their
+batches have two patches. No settings were tuned, for any of the three networks.
 """
 
 import argparse

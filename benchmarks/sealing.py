@@ -11,9 +11,9 @@ the fastest of several rounds. The columns are:
 - `read`: the time that one site needs to read its tensors from the answer
 
 The program's LOM adds the same pairwise masks as Fed-BioMed, with Fed-BioMed's value range and clipping, but with
-medsilo's random streams. LOM has no self-masks and tolerates no dropout. NVFlare's filters and aggregator (app_opt/he)
-compute CKKS with the parameters of NVFlare's kits. The program measures CKKS if TenSEAL is installed (the extra
-`ckks`).
+medsilo's random streams. LOM has no self-masks, and therefore loses the sum if a site drops out. NVFlare's filters and
+aggregator (app_opt/he) compute CKKS with the parameters of NVFlare's kits. The program measures CKKS if TenSEAL is
+installed (the extra `ckks`).
 """
 
 import argparse

@@ -9,9 +9,9 @@ intensities and add noise. Medsilo and the MONAI loop train the same U-Net with 
 and score whole volumes with overlapping windows. The MONAI loop follows MONAI's tutorials: CacheDataset, DataLoader,
 RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
 
-A round is all work of a hospital between the arrival of a model and the hospital's answer. The hospital loads and
-scores the received model, trains an epoch, saves the state and copies the tensors. In a round, the MONAI loop only
-scores and trains.
+A round is all that a hospital does between receiving a model and sending its answer. The hospital loads and scores the
+received model, trains an epoch, saves the state and copies the tensors. In a round, the MONAI loop only scores and
+trains.
 
 Each time is a processor time on one thread, and the median of several repetitions; repetitions of medsilo and of MONAI
 alternate. The goal is that each ratio of medsilo to the MONAI loop is at most 1.05.

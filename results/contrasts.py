@@ -139,8 +139,8 @@ def difference_of(found: PairedDifference) -> str:
 
 
 def unseen_of(found: PairedDifference) -> str:
-    """Return a confidence interval that is widened, because the method may fail on kinds of patients that the test set
-    lacks.
+    """Return a wider confidence interval, which allows for patients unlike those in the test set on whom the method
+    fails.
     """
     return f"{100 * found.unseen[0]:+.1f} to {100 * found.unseen[1]:+.1f}" if found.unseen else ""
 

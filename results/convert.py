@@ -84,8 +84,8 @@ def covid_xray(folder: Path, by_patient: bool = False) -> None:
 
 
 def organmnist(folder: Path, by_patient: bool = False) -> None:
-    """Write MedMNIST's files into a folder for each set. No CT volume is in two of the three parts into which MedMNIST
-    divides each set, so the parts serve as the split by patient.
+    """Write MedMNIST's files into a folder for each set. MedMNIST's three parts share no CT volume, so they serve as
+    the split by patient.
     """
     for source in sorted(folder.glob("organ?mnist*.npz")):
         place, rows = folder / source.stem, []

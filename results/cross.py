@@ -110,7 +110,7 @@ def same_as_before(site: str, score: float | None, summary: Summary) -> None:
 
 
 def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None) -> tuple[Scores, dict[str, Scores]]:
-    """Return the test scores of the ensemble of the runs' models, and of each run's model alone, {run: {site: score}}.
+    """Return test scores {run: {site: score}} of each run's model, and of the ensemble of all runs' models.
 
     Args:
         settings: All sites' settings with the folders of their data; by default, the settings of the first run.

@@ -98,9 +98,7 @@ def held_out(lines: Lines, seed: int) -> Lines:
 
 
 def first_alone(work: Work, seed: int) -> float:
-    """Return the score of the first hospital's single-site model after as many rounds as this hospital trains in a
-    cyclic study.
-    """
+    """Return the first hospital's score after single-site training with its number of rounds in a cyclic study."""
     own, first = work.benchmark, work.sites[0]
     turns = math.ceil(own.rounds / len(work.sites))
     plan = work.plan("local", [first], turns, {**own.training, "learning_rate": own.rates["cyclic"]}, seed)

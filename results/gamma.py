@@ -7,8 +7,8 @@ simulated. A simulated selector names a hospital and a confidence, and is right 
 The right hospital's expert scores higher than the global model, and a wrong hospital's expert scores lower. The study
 chooses gamma on twelve validation images of each of three hospitals (medsilo.deploy.supermodel). The chosen gamma is
 judged on many further images, and on darker images; for darker images, the selector is less confident and less often
-right. The selector's general confidence differs from study to study. Studies in which only one gamma is best are left
-out, because all rules then choose this gamma.
+right. Each simulated study has a selector with a different mean confidence. Studies in which only one gamma is best are
+left out, because all rules then choose this gamma.
 """
 
 from collections.abc import Sequence

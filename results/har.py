@@ -18,7 +18,7 @@ SITE_FILES = "subject_*.npz"
 def in_order(windows: np.ndarray) -> np.ndarray:
     """Return windows [n, sensors, steps]; in the stored values, steps may come before sensors.
 
-    The available copy stores the numbers of an array [n, steps, sensors] under the shape [n, sensors, steps], so that
+    The available copy has the numbers of an array [n, steps, sensors] under the wrong shape [n, sensors, steps], so
     each row mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the right order has
     the smaller differences between steps.
     """

@@ -81,8 +81,8 @@ RANKED: dict[str, Callable[[Random, int], Ranked]] = {
 
 
 def covered_score(name: str, patients: int, times: int) -> float:
-    """Return the fraction of simulated studies in which the confidence interval of a model's score contains the score
-    over all possible patients.
+    """Return the coverage: the fraction of simulated intervals of a model's score that contain the score over all
+    possible patients.
     """
     random, found = np.random.default_rng(patients), list[Interval | None]()
     if name in SCORES:

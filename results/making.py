@@ -97,7 +97,7 @@ class Comparison:
         write_json(self.folder / paths.COMPARISON, ComparisonFacts(settings={}).model_dump())
 
     def ready(self, settings: SiteSettings, row: Row) -> SiteSettings:
-        """Return settings with which all rows with the same appearance of images share one store of prepared images."""
+        """Return settings with which rows whose images have the same appearance share their prepared images."""
         folder = self.folder.with_name(f"{self.folder.name}-{READY}") / (look_of(row.title) or "plain")
         folder.mkdir(parents=True, exist_ok=True)
         return keeping_ready(settings, self.cells[0].plan.task, folder)

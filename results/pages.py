@@ -49,8 +49,8 @@ class Part:
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
     stress: str = ""  # the single difference between hospitals that get their volumes from `VOLUMES`
-    # True: contrasts.yaml declares the part's contrasts, which are computed from stored scores. Then ensembles of
-    # single-site models are scored, too.
+    # True: contrasts.yaml declares the part's contrasts, so patients' scores are stored, and ensembles of single-site
+    # models are scored.
     elsewhere: bool = False
     people: bool = False  # every site is one person, so that the test at other sites is a test on other people
     # If `made_up` is set, `baseline` is the tested method, and the page reports the difference of this method from

@@ -4,11 +4,10 @@ results/intervals.csv.
 A separate score is simulated for each row and seed. If each row is judged alone, 11 % of studies find a difference of 6
 points, and 27 % find a difference of 10 points. For each seed, the same random number is added to the scores of all
 rows. To count false alarms, the program simulates rows of which none is better; one row may have a larger spread. The
-variance of training is estimated in four ways. The first estimate uses each row alone, and the second estimate uses all
-rows without checking that their spreads are alike. The third estimate uses all rows as `compare` does
-(medsilo_lab.study.training_luck), and the fourth estimate combines all rows with the row itself. In the fourth
-estimate, the variance of all rows counts as four degrees of freedom (Smyth 2004). P-values are corrected for all rows
-(Holm), and a row is significant at the level of 5 %.
+variance of training is estimated in four ways. The first estimate uses each row alone, and the second estimate always
+pools all rows. The third estimate uses all rows as `compare` does (medsilo_lab.study.training_luck), and the fourth
+estimate combines all rows with the row itself. The fourth estimate weighs the pooled variance like four degrees of
+freedom (Smyth 2004). P-values are corrected for all rows (Holm), and a row is significant at the level of 5 %.
 """
 
 from collections.abc import Callable

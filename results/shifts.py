@@ -12,7 +12,7 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-# maps the title of each other row to the method's mean difference from this row, over sites
+# for each other row's title, the mean over sites of the method's score minus that row's score
 Differences = dict[str, PairedDifference]
 By = dict[float, tuple[float, Differences]]  # maps each strength of the shift to the method's score and differences
 

@@ -74,9 +74,7 @@ def as_json(study: Any) -> list[dict[str, list[list[float]]]]:
 
 
 def earlier() -> list[contrasts.Answers]:
-    """Return the data sets that were declared first; the earlier statistics do not know the data sets that were
-    declared later.
-    """
+    """Return the data sets that were declared first, because the earlier program knows no others."""
     return [one for one in contrasts.answers() if "declared" not in contrasts.declaration().sets[one.name]]
 
 

@@ -201,8 +201,8 @@ def _contributions(one: World, predicted: np.ndarray, ill: np.ndarray, time: np.
 
 
 def _better(random: Random, one: World, scores: np.ndarray, difference: float) -> np.ndarray:
-    """Return the scores of a method whose mean over all patients is higher by `difference`. Scores that only
-    distinguish right from wrong answers stay 1 or 0.
+    """Return the scores of a method whose mean over all patients is higher by `difference`. Scores of right and wrong
+    answers stay 1 or 0.
     """
     if one.kind == RIGHT:
         return np.where(random.random(scores.shape[1]) < difference / (1 - _level(one)), 1.0, scores)
@@ -258,8 +258,8 @@ def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> 
 
 
 def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
-    """Return the coverages of the usual interval and of the interval for unseen failures. Also return half the usual
-    interval's width, in standard deviations of the estimate.
+    """Return two coverages, of the usual interval and of the interval for unseen failures, and the usual interval's
+    half width in standard errors.
 
     Studies in which all patients are identical have no interval, and are left out.
     """

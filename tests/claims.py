@@ -4,8 +4,8 @@
     make claims                                   # the same in the gate, after make test and make test-guards
 
 `make test` and `make test-guards` run the tests of the promises and write the result files. A promise may also have a
-long test, which `make test-long` runs every night and before a release. The check of promises does not wait for long
-tests, and prints the names of long tests that did not run.
+long test, which `make test-long` runs every night and before a release. The check passes without the long tests, and
+prints their names if they did not run.
 """
 
 import argparse
@@ -30,8 +30,8 @@ class Claim:
     tests: tuple[str, ...]
 
 
-# The slow tests of the mission: a method gives the same bits over TLS, in the simulator, in a sandbox and after a power
-# cut. A script gives the same bits with and without a sandbox. A file name stands for all slow tests in the file.
+# The slow tests of the main claim: methods give the same bits over TLS, in the simulator, in a sandbox and after power
+# cuts. A script gives the same bits with and without a sandbox. A file name stands for all slow tests in the file.
 MISSION = (
     "tests/attacks/test_scripts_in_rooms.py",
     "tests/faults/test_power_cuts.py::test_a_study_goes_on_after_a_power_cut_with_the_same_numbers",
@@ -82,9 +82,7 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, for each promise, whether the test results confirm the promise; return 1 unless this build's results
-    confirm all promises.
-    """
+    """Print the result of each promise; return 1 unless this build's test results confirm all promises."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.claims", description="Print the claims that the tests have shown."
     )

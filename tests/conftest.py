@@ -79,7 +79,7 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return the slowdown factor of this core now, relative to the core for which MOST was chosen.
+    """Return the present slowness of this core as a multiple of the core for which MOST was chosen.
 
     Other processes slow a core down only at some moments, so the function measures several moments and returns the
     largest factor.
@@ -117,7 +117,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Turn fsync off, because fsync took a sixth of all tests' time, and only tests of power cuts need fsync."""
+    """Turn fsync off, because it took a sixth of the tests' time, and only tests of power cuts need it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -149,7 +149,7 @@ def nothing_given() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def logs_of_ours() -> None:
-    """Enable medsilo's loggers, which NVFlare's logging configuration turns off."""
+    """Enable medsilo's loggers again, because NVFlare's logging configuration disables them."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("medsilo") and isinstance(logger, logging.Logger):
             logger.disabled = False
@@ -157,7 +157,7 @@ def logs_of_ours() -> None:
 
 @pytest.fixture(autouse=True)
 def no_opacus_of_another_test() -> Iterator[None]:
-    """Unload Opacus after a test, because medsilo checks the modules that a script's process has imported."""
+    """Unload Opacus after a test, because medsilo rejects some methods in a process that has imported Opacus."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "opacus", raising=False)
         yield
@@ -201,9 +201,7 @@ def _longest_first(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects of imported modules from garbage collection, because each collection of these objects costs
-    0.6 s.
-    """
+    """Exclude the objects of imported modules from garbage collection, because scanning them takes 0.6 s each time."""
     gc.freeze()
     gc.enable()
 
@@ -245,7 +243,7 @@ def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give all sources of secret noise known keys, so that no statistical test fails by chance."""
+    """Seed all secret noise, so that no statistical test fails by chance."""
     number = itertools.count()
     key = lambda size: hashlib.sha256(str(next(number)).encode()).digest()[:size]  # noqa: E731
     monkeypatch.setattr("medsilo.privacy.noise.secrets", SimpleNamespace(token_bytes=key))

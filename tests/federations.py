@@ -96,8 +96,8 @@ def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
 def intensities_are_near(
     own: Mapping[str, Any], pooled: Mapping[str, Any], cases: Sequence[CaseFacts], rounding: float = 1e-12
 ) -> None:
-    """Assert that the intensities in `own` and `pooled` differ by at most the bound in docs/research/nnunet.md;
-    `rounding` is the precision of `pooled`.
+    """Assert that the intensities in `own` differ from those in `pooled` by at most the bound in
+    docs/research/nnunet.md; `rounding` is the precision of `pooled`.
     """
     key = "foreground_intensity_properties_per_channel"
     assert own[key].keys() == pooled[key].keys()

@@ -2,7 +2,7 @@
 in parallel.
 
 Every attempt at an answer runs in a new process. The process may end at any line of the code that writes the ledger,
-even before `finally` blocks run.
+and then runs no `finally` block.
 
 The seed determines after how many lines two parallel attempts take turns, so that a seed always gives the same history.
 """

@@ -125,8 +125,8 @@ class Found:
 def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
     """Run a study with about half of the canaries, and guess which canaries the study included.
 
-    `noise` multiplies the charged noise; values below 1 make the mechanism wrong. `seed` determines the coin tosses and
-    the noise, so that a test always gives the same result.
+    The study adds `noise` times the noise that the ledger charges; values below 1 break the privacy guarantee. `seed`
+    determines the coin tosses and the noise, so that a test always gives the same result.
     """
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     others, every = trained("p", OTHERS), trained("c", canaries)

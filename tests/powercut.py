@@ -29,7 +29,7 @@ class Node:
     inode: int
     is_folder: bool = False
     contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
-    # Indices of the operations that synchronised the file's content, or the folder's names, with the disk.
+    # Indices of the fsync operations, of the file's content or of the folder's names.
     synced: list[int] = field(default_factory=list)
 
     def at(self, operation: int) -> int:

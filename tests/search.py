@@ -14,7 +14,7 @@ KINDS = ("<f4", "<f8", "<i8")  # number types that weights may have in memory
 SMALLEST, LARGEST = 1e-10, 100.0  # range that contains the absolute values of nearly all weights
 HALF, FEW = 0.5, 0.2
 STRETCH = 1 << 21  # how many numbers one search window contains
-LEAST_SPREAD = 1e-8  # smallest fraction of a window's energy that counts; a smaller fraction is rounding noise
+LEAST_SPREAD = 1e-8  # a part with a smaller fraction of a window's energy is rounding noise
 PAGE = 4096
 OUTLIER = 3  # number of standard deviations beyond which a value is an outlier
 # for the exact search: how many pieces of a model are searched, and how many numbers each piece has
@@ -24,8 +24,8 @@ PIECES, PIECE = 24, 4
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:
     """Return a model's weights minus the projection on known values, scaled to mean 0 and norm 1.
 
-    The function gives all frequencies the same amplitude, and clips outliers, because slow changes and single large
-    weights would correlate with unrelated values.
+    All frequencies get the same amplitude, and outliers are clipped, because slow trends and single large weights would
+    also correlate with unrelated values.
     """
     basis, _ = np.linalg.qr(np.stack([np.ones_like(model), *known], axis=1))
     waves = fft.rfft(model - basis @ (basis.T @ model))
@@ -87,9 +87,7 @@ def _as_numbers(raw: Numbers) -> Numbers:
 
 
 def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
-    """Return the largest |correlation| of a model with any sequence of adjacent values in memory that has the model's
-    length.
-    """
+    """Return the largest |correlation| of a model with any equally long run of adjacent values in memory."""
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
     turned = [np.conj(fft.rfft(each, length)) for each in wanted]

@@ -239,8 +239,8 @@ def _in_brackets(name: str) -> str:
 
 
 def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
-    """If the verdict has changed, yield the change; then yield the width of the new interval divided by the width of
-    the old interval.
+    """Yield the change of the verdict, if any, and then the new interval's width divided by the earlier interval's
+    width.
     """
     was, low, high = bool(then["significant"]), float(then["low"]), float(then["high"])
     if was != now.sure:
@@ -376,7 +376,7 @@ FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations that use unchanged images, because only scores of these configurations can be
+    """Return the configurations with unchanged images, because scores on differently prepared images cannot be
     compared.
     """
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]

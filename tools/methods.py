@@ -64,7 +64,7 @@ WORDS = {
     "local": "single-site training",
     "ensemble of local": "ensemble of single-site models",
 }
-# keys of methods that support differential privacy only with these keys
+# keys that some methods need before they support differential privacy
 WITH_PRIVACY: Mapping[str, Mapping[str, Any]] = {
     "harmofl": {"amplitude": {"measured": "before"}},
     "adafed": {"pretraining": {"source": "file"}},
@@ -189,8 +189,8 @@ def headline() -> str:
 
 
 def _protections(name: str) -> Iterator[str]:
-    """Yield the protections that the method allows, such as differential privacy; whether a protection is allowed is
-    tested by parsing a plan.
+    """Yield the protections that the method allows, such as differential privacy; each is tested by parsing a plan with
+    it.
     """
     job, own = ("local", ["algorithm.name=central"]) if name == "central" else (name, [])
     for words, variants in PROTECTIONS.items():

@@ -69,9 +69,7 @@ def write_schemes(picture: Path, target: Path) -> None:
 
 
 def with_pictures(text: str) -> str:
-    """Return a page in which each picture occurs twice, in a light and in a dark version; the theme shows one of the
-    two.
-    """
+    """Return a page that has each picture in a light and in a dark version, of which the theme shows one."""
 
     def both(found: re.Match[str]) -> str:
         words, stem, ending = found.groups()

@@ -2,8 +2,8 @@
 
     python -m tools.tables        # write the tables of all pages
 
-A table is between `<!-- table: name -->` and `<!-- end -->`; people write all other text of a page. In a sentence, a
-number is between the same marks.
+A table is between `<!-- table: name -->` and `<!-- end -->`; people write all other text of a page. Generated numbers
+within sentences have the same marks.
 """
 
 import inspect

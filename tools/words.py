@@ -262,7 +262,7 @@ def _tracked(pattern: str) -> list[Path]:
 
 
 def everything() -> list[Sentence]:
-    """Return all sentences; a sentence that occurs several times in a file is returned once."""
+    """Return all sentences; repetitions within a file are left out."""
     kinds = (pages, helps, messages, templates, python_texts, settings_texts, pictures)
     return list(dict.fromkeys(one for kind in kinds for one in kind()))
 

@@ -1,10 +1,10 @@
 """Reconstruct images from a site's messages as a curious server could (HarmoFL, Fig. 7; Geiping et al. 2020).
 
-The server searches for a smooth image that would have produced the received tensors. The module tries two attacks. The
-first attack uses two amplitudes of HarmoFL: the amplitude of one image, and the average amplitude of all images. Sites
-send only the average, in round 1. The second attack uses the gradient of one image with a known label at the initial
-weights, which is the easiest case for an attacker. A site's real messages give an attacker less information, because
-they contain weights after many steps on many images.
+The server searches for a smooth image that would have produced the received tensors. The first attack uses two
+amplitudes of HarmoFL: the amplitude of one image, and the average amplitude of all images. Sites send only the average,
+in round 1. The second attack uses the gradient of one image with a known label at the initial weights, which is the
+easiest case for an attacker. A site's real messages give an attacker less information, because they contain weights
+after many steps on many images.
 """
 
 import math
@@ -207,8 +207,8 @@ def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question)
 
 
 def score(guess: Tensor, truth: Tensor, span: float) -> dict[str, float]:
-    """Return the PSNR and the SSIM of a guess; for each of the two, the higher value of the unchanged and the aligned
-    guess counts. Attacks and guesses by chance are scored in the same way.
+    """Return the PSNR and the SSIM of a guess, each the better of the values with and without alignment to the true
+    image. Random guesses are scored in the same way, so that their scores show what an attack adds.
     """
     images = (guess, aligned(guess, truth))
     return {name: max(measure(image, truth, span) for image in images) for name, measure in MEASURES.items()}

@@ -1,11 +1,11 @@
 """Define attacks by dishonest hospitals: how they change their data, and how they forge their updates.
 
-An attack changes the results of real participants after their training. The real coordinator receives the forged
-results, and checks the forged results like honest results.
+An attack changes the results of real participants after their training. The real coordinator checks forged results in
+the same way as honest results.
 
 The dishonest hospitals of a study collude: an attack forges the results of all of them at once. The dishonest hospitals
-know the tensors that they received and the updates that they would honestly send. The dishonest hospitals see no answer
-of an honest hospital, only the aggregated model.
+know the tensors that they received and the updates that they would honestly send. The dishonest hospitals receive the
+aggregated model, but no answer of an honest hospital.
 """
 
 import math
@@ -247,7 +247,7 @@ class Statistics(Attack):
 class Amplitude(Attack):
     """Poison HarmoFL's shared amplitude spectrum in the single round in which sites send it.
 
-    A spectrum whose only fault is a large scale does no harm, because the network's first batch norm removes the scale.
+    Only scaling the spectrum would do no harm, because the network's first batch norm removes the scale.
     """
 
     name = "amplitude"

@@ -106,7 +106,7 @@ class Cell:
 
     @property
     def bad_sites(self) -> tuple[str, ...]:
-        """Return the dishonest hospitals; each seed has different dishonest hospitals, because hospitals differ."""
+        """Return the dishonest hospitals, which change with the seed because hospitals' data differ."""
         return tuple(sorted(SITES[(self.seed + 2 * place) % len(SITES)] for place in range(self.bad)))
 
     def plan(self) -> Plan:
@@ -190,7 +190,7 @@ TABLE = (
     Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (2,), 2),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, ("fedsm",), COMMON, (PLAIN, "norm bound", "Multi-Krum"), (0, 1), 1),
-    # Two seeds were too few for a decision about the goal, so this block has eight seeds.
+    # This block has eight seeds, because two seeds could not decide whether a defence meets the goal.
     Block(HISTOLOGY, ("fedadam",), ("statistics",), (PLAIN, "norm bound", "Multi-Krum"), (0, 1), 8),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (2,), 1),
     Block(HISTOLOGY, ("fedsm",), COMMON, (PLAIN, "norm bound", "Multi-Krum"), (2,), 1),

@@ -92,9 +92,7 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Return by how many points the score is below the score without an attack; return 100 if a study ended
-        early.
-        """
+        """Return the points that the score loses to the attack; return 100 if a study ended early."""
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property

@@ -2,7 +2,7 @@
 
 The protocol (docs/research/reproduce.md) follows FLamby's code; published.csv holds the published scores of each seed.
 Medsilo deviates from FLamby's code in three ways. Each round starts a new pass over a site's data. SCAFFOLD gives all
-hospitals the same weight. The loss treats equal survival times by Breslow's rule.
+hospitals the same weight. The survival loss handles tied survival times by Breslow's method.
 """
 
 import csv
@@ -161,8 +161,8 @@ def read_brca(folder: Path) -> Lines:
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
     """Write a table for each hospital and a table of all hospitals, and return a network's input columns.
 
-    The published protocol has no validation cases, so the training cases also serve as validation cases; no choice
-    depends on them.
+    The published protocol has no validation cases, so training cases stand in for them; nothing is chosen by their
+    scores.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
     validated = any(line["part"] == "validation" for line in together[POOLED])

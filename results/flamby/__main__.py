@@ -3,9 +3,9 @@
     python -m results.flamby --data DATA [--seeds 42,43,44,45,46]
 
 A cell agrees with the published cell if the means over seeds differ by at most two standard errors of this difference.
-The program exits with 1 if a cell disagrees with the published cell. One seed has no standard deviation, so no cell is
-judged with one seed. The program takes minutes. The program downloads no data: DATA must contain the folders of the
-sets.
+The program exits with 1 if a cell disagrees with the published cell. With one seed, no cell is judged, because one
+value has no standard deviation. The program takes minutes. The program downloads no data: DATA must contain the folders
+of the sets.
 """
 
 import argparse

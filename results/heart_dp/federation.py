@@ -43,7 +43,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class PrivacyGuarantee:
-    """A study's ε and δ at each hospital; ε None means no privacy."""
+    """A study's ε and δ at each hospital; without differential privacy, ε is None."""
 
     epsilon: float | None
     delta: float | None

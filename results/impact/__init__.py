@@ -97,8 +97,8 @@ def deaths(lines: list[dict[str, Any]]) -> np.ndarray:
 class Work:
     def __init__(self, studies: Lines, tables: Path, training: Mapping[str, Any] = TRAINING) -> None:
         self.studies, self.tables, self.training = studies, tables, training
-        # every training site must have test cases, so validation patients are also test cases, but nobody reads their
-        # test scores
+        # every training site must have test cases, so validation patients stand in for them, and their test scores are
+        # ignored
         own = {
             study: [*lines, *(one | {"part": "test"} for one in lines if one["part"] == "validation")]
             for study, lines in studies.items()

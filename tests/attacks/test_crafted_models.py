@@ -139,7 +139,7 @@ def test_a_crafted_model_reads_a_known_patients_value_for_a_price(priced: Callab
 
 
 def test_fewer_answers_end_it(tmp_path: Path) -> None:
-    """A hospital that limits a study to eight scores stops the attack before the attack finds the patient's value."""
+    """If a hospital limits a study to eight scores, the attack ends before it finds the patient's value."""
     known = HALF + 3
     registry(tmp_path / "data", known)
     data = {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}

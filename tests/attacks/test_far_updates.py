@@ -155,8 +155,8 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 
 
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
-    """Site A sends an update of nearly zero, so that the honest sites' updates seem large in comparison. After sending
-    a nearly zero update, site A reports that site A can no longer train.
+    """Site A sends an update near zero, against which the honest updates seem too large. After such an update, site A
+    reports that it can no longer train.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

@@ -1,4 +1,5 @@
-"""A site with false signatures, the server, the lead or a relay poses as a hospital in a key agreement."""
+"""Another party poses as a hospital in a key agreement: a site with false signatures, the server, the lead or a
+relay."""
 
 from collections.abc import Callable
 from pathlib import Path

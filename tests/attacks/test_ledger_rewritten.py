@@ -107,7 +107,7 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
 
 
 def test_a_kit_without_the_ledgers_head_is_refused_until_the_engineer_accepts(tmp_path: Path, kit: Path) -> None:
-    """If a kit without the ledger's head were accepted, somebody could restore an old ledger unnoticed."""
+    """Without the head that the kit stores, nobody would notice that somebody has restored an old ledger."""
     ledger = of_kit(tmp_path, kit, rounds=1)
     shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
     of_kit(tmp_path, kit)
@@ -142,7 +142,7 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
 
 
 def test_the_ledger_of_other_data_is_not_this_one(tmp_path: Path) -> None:
-    """The ledger belongs to a different data set, but the hospital's own key signed its lines."""
+    """A ledger of another data set has valid signatures, but is not accepted for this data set."""
     of_kit(tmp_path, None)
     other = Ledger(tmp_path, "f" * 16, KEY)
     other.plan(CountedStudy(ONE, DEMANDS), ROUND)

@@ -48,7 +48,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def at_once() -> Iterator[None]:
-    """Stop a test that reads without end."""
+    """Fail a test after a time limit, because a pipe or device could be read forever."""
 
     def late(*_: object) -> None:
         raise AssertionError("it is read without end")
@@ -98,8 +98,8 @@ def test_another_leads_job_forges_no_line_of_the_status() -> None:
 def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The disclosure report and the check describe only medsilo's code, so their statements must not cover code in a
-    job.
+    """The disclosure report and the check know only medsilo's code, so they must make no statements about a job's own
+    code.
     """
     (tmp_path / "medsilo.yaml").write_text("device: cpu\n")
     told = {}
@@ -217,7 +217,7 @@ PARTS_OF = [*["train"] * 4, *["validation"] * 5, *["test"] * 5]
 
 
 def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> None:
-    """A server that chooses a small number of training cases could make all these cases belong to one patient."""
+    """A server could request so few training cases that all of them belong to one patient."""
     owners = [*(("p0", "train"),) * 60, *((f"p{number}", part) for number, part in enumerate(PARTS_OF, 1))]
     rows = [
         {"patient": patient, "part": part, "age": 40 + number, "outcome": number % 2}
@@ -312,7 +312,7 @@ def test_a_patient_who_comes_changes_no_number_that_was_told(tmp_path: Path) -> 
         rows = [{"patient": f"p{one}", "age": 30 + one, "outcome": one % 2} for one in range(number)]
         write_table(data / "cases.csv", rows)
         told.append(joining(plan, tmp_path / f"studies/{number}", data, tmp_path / "state"))
-    # a note about suppressed scores reveals that few patients changed class, but not the number of these patients
+    # the note on suppressed scores reveals that few patients moved, but not how many
     for facts in told:
         facts |= {"suppressed": [], "steps": {}}
     assert told[0] == told[1] == told[2]
@@ -334,7 +334,7 @@ NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 +
 
 @pytest.mark.parametrize("parts", ["the hospital's", "drawn"])
 def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
-    """A table row without a patient's name is identified by the values in the row.
+    """If a table names no patients, a row is identified by its values.
 
     In an earlier version, only the plan's columns identified a row, so a different order of columns moved patients
     between training and test data.
@@ -387,7 +387,7 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If noise moves a score evenly over three rounding steps, each of the three rounded scores is equally frequent."""
+    """If uniform noise spreads a score over three rounding steps, the three rounded scores are equally frequent."""
     offer = {"epsilon": 20.0, "delta": 1e-3, "scores": {"epsilon": 8.0}}
     plan = parse_plan({**TABLE, "privacy": offer}, ["task.standardise=none"])
     units = {part: [f"p{number}" for number in range(10)] for part in PARTS}

@@ -90,8 +90,8 @@ def drawn_plan(drawn: np.random.Generator) -> Plan | None:
 def test_the_steps_of_a_score_tell_nobody_that_one_patient_has_a_rare_class(
     score: str, tmp_path: Path, known_key: None
 ) -> None:
-    """In an earlier version, a part of the data with one patient of the third class had wider steps than a part without
-    this patient.
+    """In an earlier version, rounding steps were wider if one patient had the third class, so a lead could detect this
+    patient.
     """
     task = {"name": "table", "columns": [{"name": "age"}], "labels": ["0", "1", "2"], "score": score}
     plan = parse_plan({**STUDY, "task": task, "network": None, "training": {"rounds": 1}})
@@ -174,7 +174,7 @@ def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
 
 
 def test_a_bisection_finds_a_value_that_answers_depend_on() -> None:
-    """The attack would find the known patient's value if the plan's bounds chose which rows are counted."""
+    """The attack succeeds against a hospital that counts only rows within the plan's bounds."""
     for questions in (100, 1000):
         assert 134.0 in {round(edge, 1) for edge in bisected(lambda low, high: str(high >= 134.0), questions)}
 

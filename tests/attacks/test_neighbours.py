@@ -282,8 +282,8 @@ class Sums:
 
 
 def key_with(part: str) -> str:
-    """Return a hospital's key. With this key, the extreme patient is in the part `part` of the split, and all three
-    parts contain other patients.
+    """Return a hospital's key. With this key, the split puts the extreme patient into `part`, and other patients into
+    all three parts.
     """
     for key in (f"{number:064x}" for number in range(1000)):
         own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
@@ -414,8 +414,7 @@ def test_every_task_that_is_private_is_compared() -> None:
 def test_every_setting_that_is_private_is_compared() -> None:
     """The test tries all values of each key in each setting.
 
-    SETTINGS must contain each value that a key of a task accepts, for the task itself or for a task with the same
-    parent class.
+    SETTINGS must try each value of a task's key, with this task or with one that shares its parent class.
     """
     compared = [setting.plan().task for setting in SETTINGS.values()]
     missing = []
@@ -470,7 +469,7 @@ def test_what_is_computed_across_patients_is_refused(name: str, changes: Choices
 
 def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
     class Other(TASKS["image-folder"]):  # type: ignore[misc]
-        """A task that does not declare whether private studies may use the task."""
+        """A task without a declaration for private studies."""
 
     assert "computes across patients" in Other().not_private
 

@@ -1,8 +1,8 @@
 """Secure aggregation does not protect hospitals from a dishonest server. The test carries out the attack that
 docs/trust/secure-aggregation.md describes.
 
-The server repeats round 1 without one hospital, and subtracts the repeated round's sum from the first sum. Training is
-deterministic, so the difference of the sums is the missing hospital's model.
+The server repeats round 1 without one hospital, and subtracts the repeated round's sum from the first sum. Because
+training is deterministic, subtracting the second sum from the first leaves the missing hospital's model.
 
 No check at a hospital prevents a repeated round. The test measures the attack's precision, and shows that noise limits
 this precision.

@@ -1,4 +1,5 @@
-"""After a power cut at any moment, reported data are on the disk, and readers reject partly written files.
+"""After a power cut at any moment, all data reported as stored are on the disk, and readers reject partly written
+files.
 
 `tests/powercut.py` records the disk of a server and of a hospital, and medsilo's own code reads the recorded disks.
 """
@@ -32,7 +33,7 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.federation.test_participant import SMALL, planned
 
-# how many power cuts the test of each writer simulates: after a change of the code, before a release, and at night
+# number of simulated power cuts for each writer: after a change of the code, before a release, and at night
 CUTS, MORE, MANY = 40, 200, 1000
 KEY_OF = "this hospital's test"
 

@@ -64,7 +64,7 @@ class Faulty(MedsiloExecutor):
         trainer.Trainer.work = broken
 """
 
-# A program that takes the free port that NVFlare found for a site's process.
+# Takes the free port that NVFlare has found for a site's process.
 TAKEN = """
 import os, socket, struct, sys, threading, time
 
@@ -253,9 +253,7 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program takes a site's port, before or after the request to fork the site's process. NVFlare 2.9 would
-    exclude this site.
-    """
+    """If another program takes a site's port, NVFlare 2.9 alone would run the study without this site."""
     plan = make_plan("fedbn", sites=TWO)
     take_ports(tmp_path / "taken", monkeypatch, 1, after)
     simulator.run(plan, tmp_path / "run", CPU)

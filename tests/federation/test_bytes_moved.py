@@ -50,7 +50,7 @@ os._exit(0)
 def test_an_answer_is_written_once_and_memory_is_used_again() -> None:
     """The test's process is both the hospital and the server.
 
-    When the server freed each memory block after use, the operating system zeroed ten bytes for each sent byte.
+    In an earlier version, the server freed memory after each use, so the system zeroed ten bytes for each byte sent.
     """
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=600)

@@ -351,7 +351,7 @@ def test_many_tensors_count_together(cells: Cells) -> None:
 
 
 def test_pieces_of_a_process_count_for_the_answer_that_they_belong_to(cells: Cells) -> None:
-    """In an earlier version, the limit on the pieces of an answer counted the pieces of all rounds together."""
+    """In an earlier version, one limit on the number of pieces held for all rounds together."""
     assert "".join(cells.gate._of_job(f"{SITE}.client_api_trainer_1")) == SITE
 
 
@@ -619,8 +619,8 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
 
 
 def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> None:
-    """The server's main process has no plan that would limit the size of messages. For an hour, NVFlare itself stores
-    any number of pieces that arrive out of order, whatever their size.
+    """The server's main process has no plan that would limit the size of messages. NVFlare itself stores pieces that
+    arrive out of order for an hour, without a limit on their number or size.
     """
     got: list[Message] = []
     cells.server.register_request_cb(channel="notes", topic="leave", cb=got.append)
@@ -775,9 +775,7 @@ def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
 
 
 def test_tensors_that_a_process_has_no_more_are_asked_for_again(cells: Cells) -> None:
-    """A site's process died while the server fetched its answer, and the new process with the same name lacks the
-    answer's tensors.
-    """
+    """A site's process dies while the server fetches its answer, and the new process lacks the answer's tensors."""
     assert cells.takes()
     told, tensors = ChunkedTensors().download(from_fqcn=SITE, ref_id="gone", per_request_timeout=5.0, cell=cells.job)
     assert "invalid_request" in told and tensors == {}

@@ -160,9 +160,7 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("topic", ["get_task", "submit_update"])
 def test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again(cells: Cells, topic: str) -> None:
-    """Without medsilo, NVFlare waits until the request's time limit, which is five minutes in a job with a training
-    script.
-    """
+    """Without medsilo, NVFlare would wait for the request's timeout, five minutes in a job with a training script."""
     codes: list[str] = []
 
     def ask(timeout: float) -> None:

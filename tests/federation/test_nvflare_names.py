@@ -62,8 +62,8 @@ def is_inner(use: str) -> bool:
 
 
 def test_inner_parts_are_touched_in_one_file() -> None:
-    """Each internal NVFlare attribute that medsilo uses belongs to a patch, and an issue for NVFlare's maintainers
-    describes each patch.
+    """medsilo uses NVFlare's internal attributes only in patches, each of which an issue for NVFlare's maintainers
+    describes.
     """
     files = [path for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py")]
     inner = {path.name for path in files if any(map(is_inner, uses_of(path)))}

@@ -191,7 +191,7 @@ def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
-    """With the patch, only log lines are lost if the disk is full."""
+    """With the patch, a full disk costs only log lines."""
     AuditService.initialize(str(tiny_disk / "audit.log"))
     try:
         with (tiny_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
@@ -243,7 +243,7 @@ def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stdout
         return parts_in_use(place)
 
-    alone = "RollingFile"  # RollingFile changes the same lines of NVFlare as audit_without_fail
+    alone = "RollingFile"  # the patches RollingFile and audit_without_fail change the same lines of NVFlare
     works, others = parts_in_use(), [name for name in PATCHED if name != alone]
     assert works.keys() == compatibility.TRIED.keys() and all(works.values()), works
     assert merged(alone) == {name: name != alone for name in works}
@@ -417,8 +417,8 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_need_of_reply_once(cell: Cell) -> None:
-    """Without the patch, NVFlare requests an acknowledgement of every reply, and repeats unacknowledged replies after
-    five seconds.
+    """Without the patch, NVFlare acknowledges every reply, and repeats a reply that is not acknowledged within five
+    seconds.
     """
     assert "reliable=True" in inspect.getsource(Adapter._send_response) and STREAM_RETRY_WAIT == 5.0
     sent: list[dict] = []
@@ -468,7 +468,7 @@ def test_need_of_AskedPiece() -> None:
 
 
 def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the patch, NVFlare's `init` gives no chance to run code before the cell accepts messages."""
+    """Without the patch, NVFlare's `init` accepts messages before other code can prepare the cell."""
     source, seen = inspect.getsource(CellClientAPI.init), list[str]()
     assert source.index("_register_control_cbs(self._cell)") < source.index("self._cell.start()")
     monkeypatch.setattr(CellClientAPI, "_register_control_cbs", lambda api, cell: seen.append(f"NVFlare {cell}"))
@@ -543,7 +543,7 @@ def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_need_of_start_again() -> None:
-    """Without the patch, NVFlare starts a job's process at a hospital only once."""
+    """Without the patch, NVFlare never restarts a job's process that has died at a hospital."""
     starts = re.compile(r"(?<!def )start_client_job\(")
     files = [*Path(str(job_runner.__file__)).parent.rglob("*.py")]
     assert [path.name for path in files for _ in starts.findall(path.read_text("utf-8"))] == ["job_runner.py"]

@@ -96,7 +96,7 @@ def test_who_never_comes_is_waited_for_as_long_as_the_plan_says(told: Told) -> N
 
 
 def test_a_round_waits_while_fewer_are_there_than_it_needs(told: Told) -> None:
-    """The study continues even if, for a moment, every hospital and the server itself have lost their connections."""
+    """The study continues even if all hospitals lose their connections to the server for a moment."""
     told.presence.patience = 100.0
     told.after(1, heard=True)
     told.after(1, closed=True)

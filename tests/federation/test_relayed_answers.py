@@ -53,7 +53,7 @@ def test_an_answer_that_a_relays_far_line_lost_is_over_soon(
     cells: Cells, behind_relay: Cell, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The relay's connection to the server breaks; the site's connection to the relay stays open. Without medsilo,
-    NVFlare waits until the answer's time limit, which is five minutes in a job with a training script.
+    NVFlare would wait for the answer's timeout, five minutes in a job with a training script.
     """
     # Shorten the time for which NVFlare repeats an unacknowledged reply, which is a minute by default.
     again = {VarName.STREAMING_RETRY_WAIT: 0.2, VarName.STREAMING_RETRY_TIMEOUT: 1.0}

@@ -126,8 +126,8 @@ def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp
 
 
 def test_the_skill_has_the_evaluations_that_nvflare_asks_of_a_skill(root: Path) -> None:
-    """NVFlare's checks of skills want a prompt for the skill, one for another skill, one for none, and the files that
-    the skill edits.
+    """NVFlare's checks require three prompts (for the skill, for another skill, for none) and the files that the skill
+    edits.
     """
     folder = root / "skills/medsilo-make-fedbn"
     cases = json.loads((folder / "evals/evals.json").read_text())["evals"]
@@ -299,7 +299,7 @@ def test_a_filter_of_nvflares_runs_on_what_a_round_sends(root: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_nvflares_patch_of_lightnings_trainer_ends_in_one_line(root: Path, tmp_path: Path, lightning: None) -> None:
-    """With NVFlare's patch of Lightning, a script would receive the first message forever.
+    """With NVFlare's patch of Lightning, a script would receive the first message again in every round.
 
     The recipe rejects a script that imports NVFlare's patch, so the test hides the import in another module.
     """

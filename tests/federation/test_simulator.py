@@ -17,7 +17,7 @@ from tests.sites import CPU
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
-# files that may differ between two runs, because masks and names of attempts are random
+# files that differ between runs, because they contain random masks or random names
 OWN_FILES = (paths.STATE_FILES, paths.SEALED, paths.ANSWER_FILES)
 
 

@@ -51,7 +51,7 @@ METHODS = ["fedavg", "fedprox", "scaffold", "harmofl", "fedsm", "ditto", "moon",
 
 
 def watching(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let torch raise an error if code waits for the GPU after the first batch of a pass."""
+    """Make torch raise an error if code waits for the GPU after a pass's first batch."""
     seen: list[int] = []
     whole, ending = trainer.train_epoch, AmplitudeNorm.end_pass
 
@@ -105,7 +105,7 @@ def test_augmentation_on_a_card_is_a_cpus_but_for_its_noise(shape: tuple[int, ..
 
     ours, theirs = changed("cuda", KINDS_OF_CHANGE[:-1]), changed("cpu", KINDS_OF_CHANGE[:-1])
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)
-    # A pixel halfway between two neighbouring pixels may be rounded to either neighbour.
+    # A coordinate halfway between two pixels may be rounded to either pixel.
     assert (ours[1] != theirs[1]).double().mean() < 1e-3
     noisy, alone = changed("cuda", KINDS_OF_CHANGE), changed("cuda", KINDS_OF_CHANGE, slice(3, 4))
     assert torch.equal(noisy[0][3:4], alone[0]) and not torch.equal(noisy[0], ours[0])

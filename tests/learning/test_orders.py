@@ -1,11 +1,11 @@
 """On synthetic hospitals, methods learn, and the methods' ranking by accuracy equals the ranking in earlier
 measurements.
 
-Every order in this file was first measured over seeds 0, 1 and 2. The tests assert each order for each seed, with a
-threshold of at most half of the smallest measured difference.
+Every ranking in this file was first measured with the seeds 0, 1 and 2. The tests assert each ranking for each seed;
+the asserted lead is at most half of the smallest measured lead.
 
-If the ranking of two methods differed between seeds, the tests leave out this ranking, even if papers report the
-ranking. Data and hyperparameters are defaults, without tuning.
+The tests leave out every ranking that differed between seeds, even if papers report it. Data and hyperparameters are
+defaults, without tuning.
 """
 
 from functools import cache

@@ -17,7 +17,7 @@ from medsilo.privacy.noise import CELLS, NoiseSource
 opendp = pytest.importorskip("opendp.prelude", reason="needs opendp, from pyproject.toml's group dev")
 opendp.enable_features("contrib")
 
-LEAST_P = 1e-6  # OpenDP's noise has no seed, and correct noise fails this test once in a million runs
+LEAST_P = 1e-6  # OpenDP's noise cannot be seeded, so the test fails by chance once in a million runs
 DRAWS = 20_000
 
 

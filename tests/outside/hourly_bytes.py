@@ -1,5 +1,5 @@
-"""A layer from another package, which writes into a file how many bytes of tensors the server's channel carries in each
-hour.
+"""A layer from another package, which counts per hour the tensor bytes between server and sites, and writes them to a
+file.
 """
 
 import json

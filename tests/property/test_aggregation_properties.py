@@ -138,9 +138,7 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """In a mean, no site's weight is negative, and the weights' sum is at most 1; the server's initial zeros have the
-    rest of the weight.
-    """
+    """In a mean, weights are at least 0 and add up to at most 1; the server's initial zeros have the rest."""
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
@@ -249,7 +247,6 @@ def test_late_shares(weights: dict[str, float], cap: float) -> None:
 @examples(12)
 @given(drawn=rounds(least=2), there=numbers)
 def test_a_server_that_is_sent_what_it_gave_stays(kind: str, drawn: tuple, there: float) -> None:
-    """If the sites' models equal the server's model, the server makes no step."""
     models, cases, order = drawn
     aggregator = STEPS[kind]()
     start = {name: torch.full_like(own, there) for name, own in models["a"].items()}

@@ -1,6 +1,6 @@
 """Fuzz all inputs from other parties: each invalid input results in an error message of one line.
 
-No input causes a traceback, a delay or unlimited memory use.
+No input causes a traceback, a long delay or unlimited memory use.
 
 The default suite generates about 1,000 random inputs, which are the same in each run.
 """

@@ -96,7 +96,9 @@ def test_a_parcel_of_a_training_script_comes_back_as_it_went(message: StudyMessa
 
 
 def test_large_tensors_of_a_training_script_are_not_copied() -> None:
-    """When messages were cut into pieces, a round with 29 M weights took twice as long as NVFlare's FedAvg."""
+    """An earlier version cut messages into pieces, so a round with 29 million weights took twice as long as NVFlare's
+    FedAvg.
+    """
     large = StudyMessage({"model": {"w": torch.zeros(3 << 20), "scalar": torch.tensor(1.0)}}, {})
     tensors, meta = flat(large)
     assert list(tensors) == ["model/w", "model/scalar"]

@@ -138,7 +138,6 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
 @every_study
 @pytest.mark.parametrize("width", [1, 4, 7, 1000])
 def test_blocks_are_all_numbers_in_order_and_none_is_wider_than_asked(seed, width):
-    """Two neighbouring values are in one block if the block has room for both."""
     study = Study(seed)
     shapes = {name: torch.Size(shape) for name, (shape, _) in study.shapes.items()}
     section = layout.TypeSection(torch.float32, shapes)

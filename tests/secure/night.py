@@ -78,7 +78,7 @@ KINDS = {
     "hospital killed": Kind(),
     "hospital rebooted": Kind(20),
     "hospital's job killed": Kind(),
-    # the server reports a dead trainer only during training, but always reports a dead script
+    # the server notices a dead trainer only during training, but a dead script at any time
     "trainer killed": Kind(told=False, whom=(ISOLATED,)),
     "server's job killed": Kind(whom=(SERVER,)),
     "server killed": Kind(whom=(SERVER,)),

@@ -6,9 +6,9 @@ resumes ended studies.
 Every study must end with the tensors of the undisturbed run, and the memory of no server process may grow. The same
 seed gives the same events.
 
-Studies alternate between two kinds: in the first, jobs end and are resumed; in the second, a job survives all events.
-After the given hours, the program lets the last study end without further events. At SIGTERM, the program prints its
-report and ends at once.
+Two kinds of studies alternate: jobs that end and are resumed, and a job that survives all events. After the given
+hours, the program lets the last study end without further events. At SIGTERM, the program prints its report and ends at
+once.
 """
 
 import argparse

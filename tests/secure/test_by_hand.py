@@ -77,8 +77,8 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
     by_console, endless = re.findall(r"Submitted job: (\S+)", said)
     assert all(site in said for site in SITES)
     session = consortium.session()
-    # the second study starts after the first, because an endless study already counts as one of the two studies that
-    # hospital-a runs at once
+    # the second study starts after the first, because hospital-a runs two studies at once and an endless study is one
+    # of them
     try:
         wait_until(lambda: session.get_job_status(by_console) == "FINISHED:COMPLETED", 300, by_console)
         by_command = nvflare(consortium, "submit", "-j", tmp_path / "by-command")["job_id"]

@@ -98,7 +98,7 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
 def test_a_study_that_could_not_start_leaves_its_name_free(
     consortium: Consortium, watched: Watched, tmp_path: Path
 ) -> None:
-    """If a study could not start, its name stays free, so a job with a different plan can use this name.
+    """The name of a study that could not start stays free for a job with a different plan.
 
     A third job with the same study name is rejected, and the third job's status shows no rounds of the finished study.
     """
@@ -249,7 +249,7 @@ def test_the_server_is_named_when_it_does_not_answer(
 def test_a_connection_that_comes_too_late_is_given_up(
     consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare itself waits forever if the handshake of a connection ends after the timeout."""
+    """Without medsilo, NVFlare waits forever if a connection's handshake ends only after the timeout."""
     monkeypatch.setattr(lead, "CONNECT", 2.0)
     with Relay(consortium.port, Line(delay=1.5)) as far:
         kit = far.kit(consortium.kit(LEAD), tmp_path / "kit")

@@ -293,7 +293,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
 def test_only_hospitals_that_the_backup_knows_are_expelled(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If medsilo accepted a mistyped name of a hospital that is to be expelled, this hospital would stay admitted."""
+    """medsilo rejects a mistyped name, because the hospital that should be expelled would stay admitted."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
     for wrong in ("st-ana", "server"):

@@ -144,7 +144,7 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
         *WIDE,
         "algorithm.selector_sync=server-adam",
         f"seed={seed}",
-        "training.rounds=1",  # with more rounds, the averages over rounds would reveal more about a hospital's model
+        "training.rounds=1",  # few rounds, because averages over many rounds would reveal more about a hospital's model
         "training.local_epochs=60",
         "algorithm.pull=0.95",
         f"secure_aggregation.mode={mode}",

@@ -158,7 +158,7 @@ def test_a_room_ends_with_whoever_made_it(tmp_path: Path) -> None:
 
 @needs_room
 def test_a_room_shows_no_folder_with_secrets_or_with_a_service(tmp_path: Path) -> None:
-    """medsilo starts no sandbox that would show the hospital's own files, such as the split of patients or the ledger's
+    """medsilo refuses to start a sandbox in which a script could read the hospital's own files, such as the ledger's
     key.
 
     medsilo rejects a readable folder that contains a Unix socket, because a script could use the service behind the
@@ -250,7 +250,6 @@ def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
     told = Counter[str]()
     for line in left:
         told.update(line["bits"])
-    # the site counts each sent bit exactly once
     assert told == {kind: bits for kind, bits in count.sent.items() if bits and kind != MESSAGES}
 
 
@@ -312,7 +311,9 @@ def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_room
 def test_scores_leave_in_steps_of_the_data_sets_patients(tmp_path: Path) -> None:
-    """medsilo rounds a score for the hospital's 10 validation patients, even if the script claims a million cases."""
+    """The rounding step follows from the hospital's 10 validation patients, even if the script claims a million
+    cases.
+    """
     folder, own = table(tmp_path / "data"), tmp_path / "set"
     made(folder, own, "--target", "outcome")
     assert main(["data", "accept", str(own), "--by", "A. Person"]) == 0
@@ -349,8 +350,8 @@ def test_the_airlock_is_off_where_nobody_says_so(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_path: Path) -> None:
-    """Outside of the sandbox, a site's process reads a job's plan and weights, but loads none of the job's code and
-    classes.
+    """The site's process, which runs outside of the sandbox, reads a job's plan and weights, but imports no code of the
+    job.
     """
     config = tmp_path / "app" / "config"
     write_text(config / "plan.yaml", make_plan("fedavg").to_yaml())

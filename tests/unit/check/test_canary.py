@@ -128,7 +128,7 @@ def test_a_canary_that_took_too_long_says_so_and_not_that_somebody_ended_it(
 def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
     """One setting lets a hospital run canaries without an approval.
 
-    A study on synthetic data that pretends to be a canary still needs an approval.
+    A study that pretends to be a canary still needs an approval.
     """
     canary = _plan_for(["a"], [])
     assert is_canary(canary)

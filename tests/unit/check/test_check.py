@@ -562,8 +562,8 @@ def test_the_time_and_memory_of_a_round_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------------- data
 def test_small_counts_are_not_told() -> None:
     assert shown_counts([10, 4, 3, 0], 5, exclusive=True) == [10, "fewer than 5", "fewer than 5", 0]
-    # If only one count were suppressed, readers could compute this count from the total, so the next smallest count is
-    # also suppressed.
+    # The next smallest count is also suppressed, because readers could compute a single suppressed count from the
+    # total.
     assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, SUPPRESSED, "fewer than 5", 0]
     assert shown_counts([10, 7, 3], 5, exclusive=False) == [10, 7, "fewer than 5"]
     assert shown_counts([3], 5, exclusive=True) == ["fewer than 5"]
@@ -584,7 +584,7 @@ def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
 
 @pytest.mark.parametrize("severity", get_args(Severity))
 def test_a_problem_of_few_patients_has_one_public_text(severity: Severity) -> None:
-    """The public texts of a problem are the same for each number of patients below `min_patients_per_metric`."""
+    """A problem's public text must not change with a number of patients below `min_patients_per_metric`."""
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
 
     def mailed(patients: int) -> str:
@@ -598,7 +598,9 @@ def test_a_problem_of_few_patients_has_one_public_text(severity: Severity) -> No
 
 
 def windows(folder: Path, **changes: np.ndarray) -> Path:
-    """Write random sensor windows for a site; the check does not test whether values are plausible."""
+    """Write random sensor windows for a site, which suffice because the check does not judge whether values are
+    plausible.
+    """
     random = np.random.default_rng(0)
     content = {
         "x_train": random.normal(size=(60, 9, 16)).astype(np.float32),

@@ -289,7 +289,7 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         [sys.executable, "-m", "medsilo"], env={**os.environ, **environment}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["plan"]
-    # Typer would detect the shell by the parent process, and the parent process of the test is possibly not a shell.
+    # Typer would take the parent process for the shell, but the test's parent may be no shell.
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     words = [sys.executable, "-m", "medsilo", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)

@@ -176,9 +176,7 @@ def test_contributing_tells_the_rooms() -> None:
 
 
 def test_no_text_stands_alone() -> None:
-    """A string outside of a call's parentheses would be a statement without effect, for example the second half of a
-    message.
-    """
+    """A string that is a statement has no effect, such as half of a message after the closing parenthesis."""
     alone = []
     for path in everything():
         for node in ast.walk(tree_of(path)):
@@ -366,12 +364,10 @@ def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
 
 
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """On purpose, the package raises only subclasses of MedsiloError, each of which the command line prints as one
-    line.
-    """
+    """The package raises only subclasses of MedsiloError, which the command line prints as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
     allowed |= {"SkipTest", "AssertionError"}
-    # ImportError reports a missing package, and nvflare_reliability turns Rejected into a message of one line.
+    # Exceptions: ImportError reports a missing package, and nvflare_reliability prints Rejected as one line.
     allowed |= {"ImportError", "Rejected"}
     allowed |= {"UnsafeComponentError"}  # NVFlare's start ends only if a component raises UnsafeComponentError
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}

@@ -320,9 +320,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(folder: str) -> None:
 def test_a_line_that_cannot_be_added_says_whether_the_disk_is_full(
     why: int, raised: type[MedsiloError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that fails on a full disk raises an error of a separate class, because a study waits only if the disk is
-    full.
-    """
+    """A full disk raises an separate class of error, because a study waits for space instead of ending."""
 
     def fails(descriptor: int) -> None:
         raise OSError(why, "no")

@@ -131,7 +131,7 @@ def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
     assert Policy.read(tmp_path).starts and Policy.read(tmp_path).filters == ()
     (tmp_path / "privacy.json").write_text(scopes)
     assert Policy.read(tmp_path).filters == () and Policy.read(tmp_path, "b").filters == (("X", {}),)
-    # the filter changes weights, but lets the model leave the site
+    # the filter changes weights, but does not stop the model from leaving
     assert Policy.read(tmp_path, "b").lets_out("model")
     (tmp_path / "privacy.json").write_text("[")
     with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):

@@ -52,7 +52,7 @@ def test_what_a_resting_site_let_go_of_is_free_at_once(
 ) -> None:
     """A site that has answered releases the memory of the site's networks at once.
 
-    Garbage collection, which is slow, runs only if objects of a network refer to each other in a cycle.
+    Slow garbage collection runs only if objects of a network form a reference cycle.
     """
     state = SiteState(make_plan(), "hospital-a", tmp_path, Compute())
     if circle:

@@ -95,9 +95,7 @@ def test_who_is_silent_is_called_and_away_where_it_does_not_answer() -> None:
 
 
 def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
-    """If somebody changes the clock by two hours, a present hospital does not become absent, nor an absent hospital
-    present.
-    """
+    """A change of the clock by two hours makes no hospital absent or present."""
     attendance, told = Attendance(), list[tuple[str, str]]()
     for now, heard, connected in (
         (0.0, 5000.0, True),
@@ -374,7 +372,7 @@ def test_a_changed_log_is_noticed(tmp_path: Path) -> None:
         head.unlink() if kept is None else head.write_bytes(kept)
         with pytest.raises(MedsiloError):
             chain.check()
-        # no process signs a log that somebody has changed
+        # processes refuse to sign a log that somebody has changed
         for process in (chain, EventChain(home.kit)):
             with pytest.raises(MedsiloError):
                 process.sign()

@@ -63,7 +63,7 @@ def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeyp
 def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert ABORT_POLL <= 0.5
     executor, over = MedsiloExecutor(), threading.Event()
-    slow = SimpleNamespace(answer=lambda message, stop: over.wait(60))  # a batch that cannot be interrupted
+    slow = SimpleNamespace(answer=lambda message, stop: over.wait(60))
     monkeypatch.setattr(executor, "_begin", lambda message, fl_ctx, stop: (slow, Clock()))
     started = time.monotonic()
     reply = executor.execute("medsilo", to_shareable(StudyMessage()), FLContext(), Abort(after=0.2))
@@ -163,7 +163,7 @@ def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path)
     record.begin(plan.among(began))
     assert MedsiloController._among(plan, None, ["a", "x"]).participation.sites == ("a", "x")
     assert MedsiloController._among(plan, record, ["a", "x"]) == plan.among(began)
-    # if too few sites have joined, the plan stays unchanged, because the coordinator reports the missing sites
+    # with too few sites, the plan stays unchanged, and the coordinator reports the missing sites
     assert MedsiloController._among(plan, None, ["a"]) is plan
 
 

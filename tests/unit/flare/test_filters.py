@@ -44,7 +44,7 @@ def quantising(monkeypatch: pytest.MonkeyPatch, back: bool) -> list[Filter]:
     """Return NVFlare's filter that converts tensors to float16, and if `back` is true also the filter that restores the
     tensors.
 
-    An empty module replaces the package bitsandbytes, which float16 does not need.
+    An empty module replaces bitsandbytes, which NVFlare imports but does not need for float16.
     """
     unused = ("QuantState", "dequantize_4bit", "dequantize_blockwise", "quantize_4bit", "quantize_blockwise")
     absent = SimpleNamespace(**dict.fromkeys(unused))

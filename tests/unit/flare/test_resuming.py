@@ -239,7 +239,7 @@ def test_a_job_that_dies_is_told_once_unless_its_study_said_so(kit: Path) -> Non
 
 
 def test_a_study_that_waits_says_what_ended_it(kit: Path) -> None:
-    """The log contains the study's reason (a full disk), because NVFlare knows only that the process died."""
+    """The log contains medsilo's reason (a full disk), because NVFlare reports only that the process died."""
     events.write(kit, events.Event("failed", "the disk is full", study="lungs", job="job-1", needs_somebody=True))
     own = Resuming(Books(job()), kit, kit / "medsilo")
     for _ in range(2):

@@ -18,7 +18,7 @@ def full(*layers: str, parts: tuple[str, ...] = PARTS) -> list[str]:
 
 
 class Misleading(nn.Module):
-    """A network in which the name of each layer suggests another type of layer."""
+    """A network whose layers have misleading names."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -272,7 +272,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
             for one, other in zip(own[name], right[name], strict=False):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     ends = [np.concatenate([part.ravel() for part in expected[-1][site]]) for site in SIZES]
-    # if all sites had the same model, the test could not find exchanged models
+    # equal models would hide a mix-up of sites
     different = case.name != "feddyn"
     assert all((np.abs(one - other).max() > 1e-3) == different for i, one in enumerate(ends) for other in ends[:i])
     if case.name == "fedala":

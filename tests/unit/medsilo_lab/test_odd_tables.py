@@ -1,7 +1,7 @@
 """For a table that a hospital's program has exported, `medsilo data` reads the table, asks the user, or rejects the
 table.
 
-The command asks, and shows its evidence, if a wrong guess could leak data, split a patient or invert a label.
+The command asks instead of guessing where a wrong guess could leak data, split a patient or invert a label.
 """
 
 import csv

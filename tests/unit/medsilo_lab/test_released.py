@@ -158,7 +158,7 @@ def test_two_releases_are_compared_on_the_same_patients(here: Path) -> None:
 def test_a_hospital_that_trained_the_model_is_told_that_its_patients_were_seen(
     ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """The test uses all cases of a hospital, so at a hospital that trained the model, training cases are tested."""
+    """The test uses all cases of a hospital, including training cases if the hospital trained the model."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     local = str(marked(tmp_path / "hospital", 84))
     new = validated(capsys, str(ranked / "release"), tmp_path / "new", "--settings", local)

@@ -43,7 +43,7 @@ def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
 def test_rounded_scores_are_said_to_be_so_and_nothing_is_concluded_from_them(tmp_path: Path) -> None:
     """The Dice of the five patients is 0.06, which is rounded to 0.
 
-    The page shows the range 0 to 0.25, and names no lowest hospital and no best round.
+    The page shows the range 0 to 0.25, so it can name neither a lowest hospital nor a best round.
     """
     few = {"validation": [0.0] * 8, "steps": {"validation": 0.5, "test": 0.5}}
     one = few | {"test": {"dice": 0.0, "loss": 0.3, "cases": 20}}
@@ -97,7 +97,7 @@ def test_the_headline_says_whether_training_ended_too_early(curve: list[float], 
 
 @pytest.mark.parametrize("rounds", [6, 12, 30])
 def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Path) -> None:
-    """300 curves that have converged and 300 curves that still rise have the same random scatter."""
+    """The test draws 300 converged curves and 300 rising curves, all with the same random noise."""
     save(tmp_path, summary_of("fedavg", "FedAvg", {"hospital-a": 0.9}))
     run, random = read_all([tmp_path / "fedavg-seed0"])[0], np.random.default_rng(rounds)
 
@@ -112,9 +112,7 @@ def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Pa
 
 
 def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
-    """The model has an error of 1 and a closeness of 0.9; predicting the mean has an error of 5 and a closeness of
-    0.5.
-    """
+    """The model's closeness is 0.9 (error 1), and predicting the mean would give a closeness of 0.5 (error 5)."""
     folder = tmp_path / "sites/hospital-a"
     values = torch.tensor([0.0, 10.0, 0.0, 10.0], dtype=torch.float64)
     measures = {"closeness": torch.full((4,), 0.9), "mae": torch.ones(4), "value": values}
@@ -156,9 +154,7 @@ def test_a_run_says_everywhere_that_its_model_was_not_trained(tmp_path: Path, ca
 def test_a_comparison_says_everywhere_that_its_models_were_not_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """In earlier versions, each seed tested the untrained model of round 0, and the headline did not mention the
-    missing training.
-    """
+    """In earlier versions, the headline did not mention that every seed had tested the untrained model of round 0."""
     command = ["compare", "--methods", "local,fedavg", "--seeds", "0,1", *AS_OPTIONS, "--at-once", "1"]
     assert main([*command, "-o", str(tmp_path / "c"), "--json"]) == 0
     said = capsys.readouterr()
@@ -188,7 +184,7 @@ def test_an_accuracy_no_better_than_the_most_frequent_class_is_said_to_be_so(
 
 
 def test_a_class_of_few_patients_does_not_hide_that_a_model_says_the_other_class(tmp_path: Path) -> None:
-    """Each hospital has 44 test patients. It sends no count of the four patients who die, and rounds its score."""
+    """Each hospital rounds its score and suppresses the count of the four of its 44 test patients who die."""
     one = {"test": {"accuracy": 0.9, "loss": 0.3, "cases": 40}, "classes": {"train": None, "test": [40, 0]}}
     rounded = one | {"steps": {"test": 0.02}}
     run = read_all(

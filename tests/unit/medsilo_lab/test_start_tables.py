@@ -90,7 +90,7 @@ def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("column", [0, 1])
 def test_what_a_line_of_totals_counts_is_no_class(tmp_path: Path, column: int) -> None:
-    """The number of deaths in a last line "Summe" was taken for a third class."""
+    """In earlier versions, the total in a last line "Summe" (sum) became a third class."""
     lines = [[f"P{n}", "NordSued"[n % 2 * 4 :][:4], 40 + n % 37, ["nein", "ja"][n % 3 == 0]] for n in range(90)]
     totals = ["", "", "", "30"]
     totals[column] = "Summe"
@@ -236,7 +236,7 @@ def test_a_hospital_with_a_kit_of_another_name_is_told_how_to_check_its_own_job(
 
 
 def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path) -> None:
-    """Tables of patients are often sorted by the label, but in a recording, each label occurs in several stretches."""
+    """A table sorted by its label is no recording, because in a recording, each label occurs in several stretches."""
     drawn = np.random.default_rng(0)
     found = []
     for name, labels in (("patients", ["a", "b", "c"]), ("steps", ["a", "b", "c", "a"])):
@@ -294,7 +294,7 @@ def test_a_mark_in_some_cells_is_no_class(tmp_path: Path) -> None:
 
 
 def test_a_number_is_learned_as_one(tmp_path: Path) -> None:
-    """All hospitals get the same range with round limits, which reveals no patient's value."""
+    """The plan has one range for all hospitals, whose rounded limits reveal no patient's value."""
     drawn = np.random.default_rng(0)
     age = drawn.uniform(20, 90, 90).round(1)
     write(
@@ -392,7 +392,7 @@ def test_notes_give_no_category(tmp_path: Path) -> None:
 
 
 def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: Path) -> None:
-    """ "Überlebenstage" is a column of days, and "clinical grade" is no column of hospitals."""
+    """ "Überlebenstage" (days of survival) holds times, and "clinical grade" names no hospitals."""
     head = ["clinical grade", "tumorStage", "dosage", "Überlebenstage", "outcome"]
     lines = [[["low", "high"][n % 2], n % 4, n % 9, n, n % 2] for n in range(60)]
     write(tmp_path / "export.csv", head, lines)

@@ -84,9 +84,7 @@ def test_the_page_shows_the_verdict(study: Study) -> None:
 
 
 def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> None:
-    """The page names the method whose gain over single-site training was tested; without a declared method, the page
-    names no method.
-    """
+    """The page names the declared method, if any, whose gain over single-site training was tested."""
     verdict = verdict_of(study)
     of_any = verdict.model_copy(update={"declared": None, "against": None})
     notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]

@@ -221,7 +221,7 @@ def test_a_hospital_rounds_what_it_tells_of_subgroups(tmp_path: Path) -> None:
 
 
 def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> None:
-    """One to four of 60 test patients are men, whose score would follow from the women's score and all patients'
+    """One to four of 60 test patients are men; readers could compute their score from the women's and the overall
     score.
     """
     for number in range(20):  # in two of three attempts, a hospital's random key assigns one to four men to the test

@@ -1,7 +1,7 @@
 """The AUROC and the balanced accuracy are undefined for cases of one class.
 
-No record, page, mean, choice of a round or comparison contains a number in place of an undefined score. At a hospital
-whose patients need protection, an undefined score looks like any score that stays at the hospital.
+No record, page, mean, choice of a round or comparison replaces an undefined score by a number. At a hospital whose
+patients need protection, an undefined score looks like any score that stays at the hospital.
 """
 
 import json
@@ -207,9 +207,9 @@ def record_of(folder: Path) -> str:
 def test_no_record_tells_whether_a_protected_hospital_has_one_patient_of_the_other_class(
     metric: str, method: str, tmp_path: Path
 ) -> None:
-    """The records also agree in the round that each hospital selects with ditto."""
+    """With ditto, the records must also agree on the round that each hospital selects."""
     records = {}
-    for ill in (None, 1, 4, 2):  # nobody, two validation patients, and a test patient
+    for ill in (None, 1, 4, 2):  # patients of the other class: none, validation patients only, and one test patient
         folder = tmp_path / str(ill)
         summary = run(folder, plan_of(metric, method), public=False, ill=ill)
         assert str(summary.score_at(ALIKE)) == "suppressed"

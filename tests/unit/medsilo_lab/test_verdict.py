@@ -57,9 +57,7 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:
-    """In earlier versions, the correction for all methods made a difference of 40 points at one hospital
-    inconclusive.
-    """
+    """In earlier versions, correction for all methods made 40 points at one hospital inconclusive."""
     random = np.random.default_rng(5)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -100,8 +98,8 @@ def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
 
 
 def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> None:
-    """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does
-    not.
+    """With p = 0.03, the plain interval excludes zero, but the interval that is corrected for three hospitals includes
+    zero.
     """
     random = np.random.default_rng(11)
     own = {site: 0.1 * random.normal(size=40) for site in SITES}
@@ -251,7 +249,7 @@ def test_a_difference_that_rounds_to_nothing_is_not_below_it() -> None:
 
 
 def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
-    """In earlier versions, the verdict demanded 1,000 more patients, but did not say that five patients are too few."""
+    """In earlier versions, the verdict demanded 1,000 more patients, but did not call five patients too few."""
     random = np.random.default_rng(3)
     own = {site: 0.03 * random.normal(size=5) for site in SITES}
 
@@ -341,7 +339,7 @@ def any_table(random: np.random.Generator, folder: Path) -> Statistics:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(20))
 def test_any_table_of_scores_gives_a_verdict_or_one_line(block: int, tmp_path: Path) -> None:
-    """No random scores cause a traceback, NaN, or a verdict from too few patients or seeds."""
+    """Random scores never lead to a traceback, to NaN, or to a verdict from too few patients or seeds."""
     random, told = np.random.default_rng(block), {"sure": 0, "unsure": 0}
     for _ in range(100):
         table = any_table(random, tmp_path)

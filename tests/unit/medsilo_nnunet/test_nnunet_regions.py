@@ -160,8 +160,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
             (image, target), (same, labels) = one[number], other[number]
             assert torch.equal(image, same) and partial_labels.marks_in(target[None]) == [partial_labels.mark_of([2])]
             assert torch.equal(partial_labels.labels_in(target), labels.clamp(min=0))
-    # Moving probability from the background to the unannotated core changes only a loss that takes unannotated voxels
-    # for background.
+    # Moving probability from the background to the unannotated core must not change the loss.
     target = torch.stack([one[number][1] for number in range(2)])
     network = plan.build_networks()["model"].train()
     outputs = network(torch.stack([one[number][0] for number in range(2)]))

@@ -599,8 +599,7 @@ def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts for NVFlare load the received weights into a network by name, so the weights must have the network's own
-    names.
+    """Scripts for NVFlare load received weights into their network by name, so the names must be the network's.
 
     In earlier versions, the names of received weights began with the name of their group.
     """
@@ -900,10 +899,7 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
 
 
 def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tag of a logged number may be an enum, as in MONAI's TensorBoardStatsHandler.
-
-    In earlier versions, the server could not read an enum tag.
-    """
+    """MONAI's TensorBoardStatsHandler logs under an enum, which the server could not read in earlier versions."""
     told: list[tuple[str, Shareable]] = []
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss"])
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
@@ -937,8 +933,8 @@ TaskScriptRunner(sys.argv[1], "client.py").run()
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_script_prints_on_a_full_disk(tmp_path: Path) -> None:
-    """NVFlare logs what a script prints, and printed the error of a full log file, which it logged again. The recursion
-    ended the script, and the study of all hospitals.
+    """In earlier versions, NVFlare printed the error of a full log file and logged this output again; the recursion
+    ended the whole study.
     """
     (tmp_path / "client.py").write_text("print('round 1')\nopen(__file__ + '.done', 'w').close()\n")
     subprocess.run([sys.executable, "-c", PRINTING, str(tmp_path)], check=True, timeout=300)
@@ -1157,7 +1153,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
     with pytest.raises(MedsiloError, match=r"is_running: .*not sent.*send\(\)"):
         client.is_running()
     client.send(0.5)
-    client.send(0.7)  # in earlier versions, sending a number ended the script before the first answer
+    client.send(0.7)  # in earlier versions, a script that logged a number before its first answer ended
     assert "send: this round was already sent" in caplog.text
     assert client.flare.sent[-1].metrics == {"validation": 0.5} and len(client.flare.sent) == 2
     assert client.is_running()
@@ -1273,7 +1269,7 @@ def test_a_server_can_not_send_another_model_than_the_scripts(
 
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
-    """medsilo raises an error, because a study named HarmoFL would otherwise train by FedAvg."""
+    """A plain step would silently turn HarmoFL into FedAvg."""
     loss = nn.CrossEntropyLoss()
     for number, given in enumerate((None, loss, loss)):
         site, model, optimizer = stepped(tmp_path / str(number), "harmofl", {"amplitude": None}, given)
@@ -1549,7 +1545,7 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
 def test_a_loop_that_trains_where_the_method_does_so_by_itself_is_refused(
     method: str, joined: bool, tmp_path: Path
 ) -> None:
-    """In earlier versions, the script's loop never ran, so medsilo silently skipped the loop's clipping and
+    """In earlier versions, medsilo replaced the script's loop, and silently skipped the loop's clipping and
     differential privacy.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
@@ -1594,9 +1590,7 @@ MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that also use the training da
 def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, NVFlare's hello-dp ran under MOON, and claimed differential privacy that MOON did not
-    provide.
-    """
+    """NVFlare's hello-dp once ran under MOON, which uses data beyond the steps that Opacus makes private."""
     monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())
     source = ["algorithm.pretraining.source=initial"] if method == "adafed" else []
     own = make_plan(method, *(IMAGES if method == "harmofl" else ()), *source, "training.rounds=3")
@@ -1615,7 +1609,7 @@ def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
 def test_what_the_end_of_a_study_needs_is_asked_for_at_the_join(
     method: str, given: dict[str, Any], lacks: str, tmp_path: Path
 ) -> None:
-    """In earlier versions, the error about a missing argument came after the last round."""
+    """In earlier versions, the error about a missing argument appeared only after the last round."""
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=3, minimum=1, sites=["a"])
     with pytest.raises(MedsiloError, match=f"join: FedSM.*{lacks}"):
@@ -1689,9 +1683,7 @@ def test_what_a_recipe_can_not_run_is_refused_where_it_is_written(
 def test_a_recipe_tells_of_an_evaluation_that_changes_batch_norm(
     calls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """NVFlare's hello-pt evaluates in training mode. With the page's batch norm, hello-pt's test images changed the
-    statistics that FedBN keeps, and no line said so.
-    """
+    """NVFlare's hello-pt evaluates in training mode, so a batch norm's statistics would learn from test images."""
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text(f"def evaluate(net, loader):\n{calls}    with torch.no_grad():\n        ...\n")
     for norm in (nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)):
@@ -1905,9 +1897,7 @@ def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
 def test_log_calls_carry_no_more_than_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, 20,000 logged values could leave the site in a round. Step numbers could have any length,
-    and names could be free text.
-    """
+    """In earlier versions, 20,000 logged values could leave the site in a round, with free text as names."""
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
     monkeypatch.setattr(script_process, "file_of_job", lambda fl_ctx, name: tmp_path / name)
@@ -1940,9 +1930,8 @@ def test_log_calls_carry_no_more_than_is_said(
 def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """medsilo limits the bits of each kind of a script's messages, in each round and in the whole study.
-
-    A sent weight of 32 bits counts as 32 bits.
+    """medsilo limits the bits that a script sends of each kind, per round and per study; a weight of 32 bits counts
+    fully.
     """
     heard: dict[str, list[StudyMessage]] = {}
 

@@ -157,7 +157,7 @@ def test_fewer_shares_fit_every_secret() -> None:
     """Two of three shares reveal nothing about the secret, because each secret fits a possible third share."""
     shares = dict(enumerate(split(token_bytes(32), 3, 3), 1))
     for secret in (bytes(32), token_bytes(32)):
-        # A polynomial p of degree 2 satisfies p(3) = p(0) - 3 p(1) + 3 p(2).
+        # A polynomial p of degree at most 2 satisfies p(3) = p(0) - 3 p(1) + 3 p(2).
         zero, one, two = (int.from_bytes(each, "big") for each in (secret, shares[1], shares[2]))
         third = (zero - 3 * one + 3 * two) % PRIME
         assert combine({**shares, 3: third.to_bytes(33, "big")}, 3) == secret

@@ -101,9 +101,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """Each item of `pieces` has a number of rows, a label, and flags for a gap before the rows and for a missing last
-    value.
-    """
+    """Each piece is (number of rows, label, gap before the rows, last value missing)."""
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:
         begins += [gap or not begins, *[False] * (length - 1)]
@@ -113,7 +111,7 @@ def test_windows_hold_no_gap_no_change_and_nothing_twice(
     coded = Coded(("a", "b"), np.array(["ab".index(label) for label in labels], np.int32))
     recording = Recording(numbers, np.array(begins), labels=coded)
     found = cut(recording, Cutting(window, step, "split"), np.ones(len(values), bool), [True, True])
-    # Expected windows are cut from the longest stretches of complete rows with the same label and without a gap.
+    # The expected windows come from maximal stretches of complete rows that have one label and no gap.
     expected, first = [], 0
     for row in range(1, len(values) + 1):
         ends = row == len(values) or begins[row] or labels[row] != labels[first] or np.isnan(values[row])
@@ -293,7 +291,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    # if a column of seconds contained milliseconds, earlier versions read the milliseconds as seconds
+    # earlier versions read milliseconds in this column as seconds
     for person in range(4):
         late = [[1000 * time, *own] for time, *own in rows(person, 4)]
         write(tmp_path / f"ms/SECRET{person}_1.csv", late, ("time_s", "x", "y", "doing"))

@@ -431,8 +431,8 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
 
 @pytest.mark.parametrize("rounds", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
 def test_equal_means_are_equal_in_every_order_of_sites(rounds: tuple[float, ...], tmp_path: Path) -> None:
-    """In each round, the sites swap the scores 0.1, 0.2 and 0.3. A rounding error of their sum, which depends on the
-    order of the sum, must not select a later round.
+    """In each round, the sites have the scores 0.1, 0.2 and 0.3 in another order; rounding errors of their sum must not
+    select a later round.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

@@ -44,7 +44,7 @@ def test_each_model_is_tested_at_each_site(copied: tuple[Plan, Path]) -> None:
     models = {site: load_tensors(folder / "sites" / site / "best.safetensors")[0] for site in SITES}
     expected = {owner: {site: accuracy(plan, models[owner], site) for site in SITES} for owner in SITES}
     assert scores == {owner: pytest.approx(row) for owner, row in expected.items()}
-    # if all scores were equal, the test would not find exchanged models
+    # equal scores would hide a mix-up of models
     assert len({value for row in expected.values() for value in row.values()}) > 6
     assert {path: path.read_bytes() for path in kept} == kept
 

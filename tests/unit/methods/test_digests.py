@@ -32,9 +32,7 @@ SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
 
 
 def cases() -> Iterator[Any]:
-    """Methods that work with any loss are tested with classes after each change of the code, and with masks every
-    night.
-    """
+    """Methods that work with any loss run with classes after each change of the code, and with masks every night."""
     several = [case.split(", ")[0] for case in IN_EVERY_RUN]
     rarely = [method for method in [*METHODS, "central"] if method not in several]
     late = {f"{method}, synthetic-prostate" for method in rarely}

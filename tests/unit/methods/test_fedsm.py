@@ -407,7 +407,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     assert len(chosen) > 2 and len({mean for _, _, mean in curve}) > 3, (
         chosen,
         curve,
-    )  # if gamma had no effect on the chosen models and the scores, the test would prove little
+    )  # gamma must change the chosen models and the scores, or the test would prove little
 
 
 def refusing(study: Study, *sites: str) -> Study:

@@ -314,7 +314,7 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
         for name in expected[number]:
             np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-6)
     ends = list(expected[-1].values())
-    if case.numbers.get("epochs") != 0:  # if all models were equal, the test would not find exchanged models
+    if case.numbers.get("epochs") != 0:  # equal models would hide a mix-up of sites
         assert all(np.abs(one - other).max() > 1e-3 for i, one in enumerate(ends) for other in ends[:i])
 
 

@@ -26,8 +26,8 @@ PLAN = make_plan("silobn", *SMALL, f"participation.evaluation_sites=[{NEW}]", si
 def test_every_case_counts_the_same_whatever_the_batch_size(batch: int) -> None:
     """The reference normalises all cases as a single batch in float64.
 
-    The last two of 66 cases form a separate batch, whose values differ from those of other batches. If all batches had
-    the same weight, the mean would be wrong by a third of a standard deviation.
+    The last batch has only two cases; if all batches counted equally, the mean would be wrong by a third of a standard
+    deviation.
     """
     torch.manual_seed(0)
     layers = [nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Dropout(0.5), nn.Conv1d(3, 2, 3), nn.BatchNorm1d(2)]

@@ -153,7 +153,7 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
     sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
     for site, own in sent.items():
         rows.put(site, own, own)
-    rows.drop("ab")  # the free space of the removed row may be too small for the row that the aggregator stores next
+    rows.drop("ab")  # the next row may be larger than the gap that the removed row leaves
     sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
     for site in "ab":
         rows.put(site, sent[site], sent[site])

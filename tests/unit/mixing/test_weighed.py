@@ -153,7 +153,7 @@ def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict
     return result
 
 
-# with these three values, τ is at its lower bound, between its bounds, and at its upper bound
+# values for which τ is at its lower bound, between its bounds, and at its upper bound
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0])
 def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
     aggregator, samples = FedLWS().step(SERVER), {"s0": 5.0, "s1": 7.0, "s2": 3.0}
@@ -171,7 +171,7 @@ def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
 
 
 def test_fedlws_trains_a_layer_that_begins_with_zeros() -> None:
-    """By its equation, such a layer's factor would be 0, so the layer would stay zero in all rounds."""
+    """FedLWS's equation would give such a layer the factor 0, so it would stay zero in all rounds."""
     given, sent = contributions(1)
     given["b.weight"].zero_()
     mixer, samples = FedLWS().step(SERVER), dict.fromkeys(sent, 5.0)

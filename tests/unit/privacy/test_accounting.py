@@ -150,8 +150,8 @@ def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: f
 
 
 def test_less_noise_than_1_in_128_is_not_looked_for() -> None:
-    """The search for the smallest noise ends at 1/128, because this noise gives an ε far above the largest ε that a
-    plan may have.
+    """The search for noise stops at 1/128, because so little noise gives an ε far above the largest that plans may
+    have.
     """
     noise = noise_for(20_000, 1e-5, 1.0, 1)
     assert 1 <= noise * 128 <= 1.001 and epsilon([charge(Gaussian(noise=noise))], 1e-5) < 9000

@@ -98,7 +98,7 @@ def test_scores_together_cost_what_they_may(count: int) -> None:
     scale = geometric_for(0.5, 1e-5, count, 1000)
     of = Geometric(scale=scale, sensitivity=1000, count=count)
     assert 0.49 < epsilon([Charge(what="scores", of=of)], 1e-5) <= 0.5
-    # scores and counts that are released together need no more noise than separate releases
+    # noise for all scores together is never more than a separate ε for each score would need
     assert scale <= count / 0.5 * 1.01
 
 

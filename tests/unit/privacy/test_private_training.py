@@ -60,7 +60,7 @@ def test_who_declares_an_account_keeps_a_promise_and_others_are_told_of_them() -
 
 def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
     class Other(FedAvg):
-        """A method that inherits from FedAvg, and that could send arbitrary values."""
+        """A method that inherits from FedAvg, but might send anything."""
 
     with pytest.raises(PlanError, match="numbers without noise"):
         Other().privacy_mechanism(ABLE)
@@ -171,7 +171,7 @@ def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_p
 
 
 def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_strict(tmp_path: Path) -> None:
-    """If ε is near zero, noise determines the weights, which change far more than in the same steps without noise."""
+    """With ε near zero, the noise moves the weights far more than the same steps without noise do."""
     noisy = promised("fedavg", "privacy.epsilon=0.01", "training.batch_size=64", "training.rounds=3")
     plain = make_plan("fedavg", *GROUP, *SMALL, "training.batch_size=64", "training.rounds=3")
     start, private, open_ = (

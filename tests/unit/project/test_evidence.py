@@ -20,7 +20,7 @@ from tests.patient_scores import scores
 
 
 def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no_verdict() -> None:
-    """If all patients have the same difference, only the variance between seeds is known, so no verdict is given."""
+    """If all patients have the same difference, their variance cannot be estimated, so there is no verdict."""
     random = np.random.default_rng(3)
     effects = random.normal(0.2, 0.05, 8)
     mine = [{"a": scores(np.full(40, 0.5 + effect))} for effect in effects]
@@ -128,7 +128,7 @@ def test_patients_and_seeds_are_crossed_with_satterthwaites_degrees() -> None:
     reach = stats.t.ppf(0.975, variance**2 / squares) * np.sqrt(variance)
     assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.01)
     just = compare([{"a": scores(one - found.low)} for one in cells], [{"a": scores(np.zeros(patients))}] * seeds)
-    assert just.p == pytest.approx(0.05, rel=1e-3)  # shifts the differences until zero is a limit of the interval
+    assert just.p == pytest.approx(0.05, rel=1e-3)  # shifted so that zero is a limit of the interval
 
 
 def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
@@ -199,7 +199,7 @@ def test_one_patient_leaves_the_seeds() -> None:
 
 
 def test_sites_that_are_one_person_each_are_compared_as_people() -> None:
-    """If seeds differ little, sites with one patient each have the interval of one site with all these patients."""
+    """If seeds differ little, many sites with one patient each give the same interval as one site with all patients."""
     random = np.random.default_rng(30)
     moves, person = random.normal(0.2, 0.1, 12), [0] * 5
     mine = [
@@ -239,7 +239,7 @@ def drawn(random: np.random.Generator, sizes: tuple[int, ...], seeds: int) -> tu
 
 
 def test_one_person_s_cases_decide_nothing() -> None:
-    """In earlier versions, two seeds with the same difference had no variance, so p was 0."""
+    """In earlier versions, two seeds with equal differences gave a variance of 0, and therefore p = 0."""
     person = [0] * 20
     mine, theirs = (scores([1.0] * right + [0.0] * (20 - right), person) for right in (18, 8))
     found = compare([{"a": mine}] * 4, [{"a": theirs}] * 4)
@@ -260,7 +260,9 @@ def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, tim
 
 
 def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
-    """Return a mask [times, methods without the first] of significant differences after Bonferroni's correction."""
+    """Return a mask [times, methods - 1] of the significant differences from the first method after Bonferroni's
+    correction.
+    """
     ways = studies[:, 1:] - studies[:, :1]
     variance, degrees = ways.var(-1, ddof=1), np.full(ways.shape[:2], 2.0)
     if pooled:
@@ -344,7 +346,9 @@ def test_what_is_told_with_power_80_is_found_in_four_of_five_studies(world: worl
 
 
 def test_failures_are_learned_from_all_hospitals_together() -> None:
-    """With five patients, the upper limit of a failure rate is 52 %, and with 95 patients of other hospitals 4 %."""
+    """With five patients, failure rates up to 52 % are possible; with 95 patients of other hospitals, only up to 4
+    %.
+    """
     own = np.full(5, 0.7) + 0.01 * np.arange(5)
 
     def of(*others: np.ndarray) -> Difference:
@@ -377,7 +381,7 @@ def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
     left = [intervals._concordance(*(np.delete(own, place) for own in drawn)) for place in range(200)]
     assert parts - whole == pytest.approx(199 * (np.mean(left) - left))
     time, event, risk = drawn
-    only = np.arange(200) == int(np.flatnonzero(event)[0])  # without the only event, no two cases are comparable
+    only = np.arange(200) == int(np.flatnonzero(event)[0])  # if the only event is left out, no two cases are comparable
     parts = parts_of_concordance(time, only.astype(int), risk)
     assert parts.var(ddof=1) / 200 >= 0.9 * (parts.mean() - 0.5) ** 2
     assert np.isnan(parts_of_concordance(time, np.zeros(200), risk)).all()  # a subgroup without events has no score

@@ -116,7 +116,7 @@ def test_each_claim_of_a_system_is_one_job(root: Path) -> None:
 
 
 def test_each_other_system_that_a_page_names_is_one_job(root: Path) -> None:
-    """The README names only Linux on x86_64, because jobs on other systems have not yet been seen to pass."""
+    """The README names only Linux on x86_64, because jobs on other systems have not yet passed."""
     job = yaml.safe_load((root / ".github/workflows/nightly.yml").read_text("utf-8"))["jobs"]["elsewhere"]
     matrix = job["strategy"]["matrix"]
     assert job["runs-on"] == "${{ matrix.system }}" and matrix.keys() == {"system", "python"}

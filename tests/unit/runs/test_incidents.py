@@ -363,9 +363,7 @@ def test_messages_that_are_too_many_let_the_oldest_go(capsys: pytest.CaptureFixt
 
 
 def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_another(clock: Clock) -> None:
-    """A hospital that is slow and later absent causes one message for the whole outage and one message for the outage's
-    end.
-    """
+    """A hospital that is first slow and then absent causes one message at the start and one at the end."""
     told = Told(clock)
     told.happens(Event("slow", "round 70: no answer for 35 s", "a", "study", "job", True))
     assert told.passes(50) == []

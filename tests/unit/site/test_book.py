@@ -146,7 +146,7 @@ def test_studies_at_once_share_one_budget(tmp_path: Path) -> None:
     processes = [start(NOTER, tmp_path, f"study-{number}", 20) for number in range(3)]
     told = [int(process.communicate(timeout=600)[0]) for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    assert sum(told) == 40  # the query budget allowed 40 of the 60 requested answers
+    assert sum(told) == 40  # the query budget allows 40 answers, of 60 that the three studies request
     assert sum(count.answered["validation"] for count in QueryBudget(tmp_path).counts().values()) == 40
 
 

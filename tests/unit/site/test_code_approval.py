@@ -231,7 +231,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
 
 def test_the_lead_reads_the_reason_from_what_is_deployed(hospital: Hospital) -> None:
-    """If the job failed at its start, the job would end for all hospitals, and the lead would get no reason."""
+    """A job that failed at its start would end for all hospitals, and would give the lead no reason."""
     asking = AskingDeployer(why_not_deployed)
     assert hospital.deploy(asking) == {} and not hospital.unpacked.parent.exists()
     assert "has not approved plan" in hospital.told and any(hospital.told in line for line in read(hospital.folder))

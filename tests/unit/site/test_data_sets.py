@@ -567,9 +567,7 @@ def test_a_hospital_with_a_larger_floor_reads_what_it_discloses(tmp_path: Path) 
 
 
 def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
-    """If a plan could read a class as a number, an unreadable label would remove the label's patient, which discloses
-    one bit.
-    """
+    """If a plan reads a class as a number, an unreadable label would remove a patient and thereby disclose one bit."""
     rows = [{"patient": f"p{n}", "age": 30 + n % 7, "outcome": n % 2} for n in range(40)]
     write_table(tmp_path / "data/registry.csv", rows)
     own, out = made(tmp_path / "data", tmp_path / "set", "--target", "outcome"), tmp_path / "set"
@@ -584,9 +582,7 @@ def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
 
 
 def test_every_outcome_of_a_set_makes_a_case_whichever_a_plan_learns(tmp_path: Path) -> None:
-    """If a missing outcome removed a patient from one of two studies, the difference of the two studies would reveal
-    the missing outcome.
-    """
+    """Comparing two studies would reveal a missing outcome that removes a patient from only one of them."""
     rows: list[dict[str, Any]] = [
         {"patient": f"p{n}", "age": 30 + n % 7, "first": "no", "second": ("no", "yes")[n % 2]} for n in range(40)
     ]

@@ -95,7 +95,7 @@ def test_of_a_study_that_is_let_in_again_the_last_plan_counts(ledger: Ledger) ->
 
 
 def test_a_study_without_room_is_told_so_before_work_is_done_for_it(ledger: Ledger) -> None:
-    """A study may exceed the allowed ε by 0.01, because the cost is an estimate.
+    """A study may exceed the allowed ε by 0.01, because medsilo computes costs only to this accuracy.
 
     The ledger counts an admitted study with the study's planned cost.
     """
@@ -175,8 +175,8 @@ def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_last_line_of_another_history_is_noticed(tmp_path: Path) -> None:
-    """Both versions of the ledger have valid signatures, and the attacker replaces the ledger's file, but not the
-    ledger's head.
+    """An attacker replaces the ledger's file by an older file with valid signatures, but cannot replace the ledger's
+    head.
     """
     ledger = filled(tmp_path)
     files = {path: path.read_bytes() for path in (ledger.file, ledger.head)}
@@ -216,9 +216,9 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99, -0.5])
 def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
-    """A positive `share` is the fraction of the ledger's last line that was written before the process died.
+    """If `share` is positive, the process died after writing this fraction of the ledger's last line.
 
-    A negative `share` replaces the beginning of the last line by zero bytes.
+    If `share` is negative, zero bytes stand at the place of the last line's beginning, as a power cut may leave them.
     """
     ledger = filled(tmp_path)
     whole = ledger.file.read_bytes()
@@ -279,7 +279,7 @@ def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = N
     charged += [Charge(what="never sent", of=of[_study(entry)]) for entry in unsent]
     found = standing.epsilon(DELTA)
     assert found == epsilon(charged, DELTA) >= true
-    # the ledger's cost exceeds the cost of the sent answers at most by the cost of charged answers that were never sent
+    # the ledger also counts answers that were charged but never sent
     assert found - true <= epsilon(charged[len(left) :], DELTA)
     return found - true
 
@@ -298,7 +298,8 @@ def test_histories(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("count", [5, 200])
 def test_many_histories(count: int, tmp_path: Path) -> None:
-    """A change of the code that writes the ledger also changes the history that a seed gives.
+    """Histories depend on the number of lines of the ledger's code, so after a change of this code, a seed gives
+    another history.
 
     In the random histories, one answer costs an ε of at most 0.05.
     """

@@ -94,7 +94,7 @@ def test_a_comparison_with_folds_is_resumed_and_tells_each_patient_once(
 
 
 def test_a_refusal_of_folds_or_inputs_tells_no_count() -> None:
-    """A lead may read the refusal, so it must be the same with one patient more."""
+    """The lead may read the hospital's refusal, so its text must not depend on a single patient."""
 
     def folds(patients: int) -> None:
         places_in(Fold(number=1, of=10), [f"p{number}" for number in range(patients)], 0)

@@ -157,7 +157,9 @@ def test_values_in_the_file_and_an_mhd_s_beside_it_are_read(name, packed, tmp_pa
 
 # ---------------------------------------------------------------------------------------------------- DICOM
 def dicom(path: Path, packed: bool = False, first: int = 0) -> bytes:
-    """Write a DICOM file of 5 x 6 pixels; if compressed, of three frames, each larger than the compressor's least."""
+    """Write a DICOM file of 5 x 6 pixels, or a compressed file of three larger frames, because the compressor has a
+    minimum size.
+    """
     shape = (3, 16, 16) if packed else (1, 5, 6)
     image = SimpleITK.GetImageFromArray(np.arange(first, first + math.prod(shape), dtype=np.uint16).reshape(shape))
     SimpleITK.WriteImage(image, str(path), packed)
@@ -225,8 +227,8 @@ def huge_png() -> bytes:
 
 # For each format, a function that writes a small file with a given path.
 SAMPLES = {one.name: write_scan if one.volumes else write_picture for one in FORMATS} | {"DICOM": dicom}
-# For each format, bytes of a small file, and the bytes that replace them so that the header claims a huge image. Empty
-# bytes stand for the whole file.
+# For each format, bytes of a small file, and the bytes that replace them so that the header claims a huge image. If the
+# bytes are empty, the replacement is the whole file.
 CLAIMS = {
     "NIfTI": {struct.pack("<3h", 5, 4, 3): struct.pack("<3h", 30000, 30000, 4000)},
     "MHA": {b"DimSize = 5 4 3": b"DimSize = 30000 30000 4000"},
@@ -260,7 +262,7 @@ def test_a_file_in_any_format_is_found_and_read(kind: str, name: str, tmp_path: 
     assert values.max() > values.min()
 
 
-# Every format with volumes and flat images, compressed and not, as far as SimpleITK writes them. Pages of a TIFF file
+# Every format that SimpleITK writes, for volumes and for flat images, compressed and uncompressed. Pages of a TIFF file
 # are a volume.
 STORED = [
     (write, name, packed)
@@ -269,12 +271,14 @@ STORED = [
     for packed in (False, True)
     if (kind, write) != ("DICOM", write_picture)
 ]
-# The suffixes of files in which compressed values have a checksum, and of the files beside their headers.
+# Suffixes of files whose compressed values have a checksum, including data files with a separate header.
 SUMMED = {".gz", ".mha", ".zraw", ".nrrd", ".png"}
 
 
 def read_after(others: list[Path], path: Path) -> list[np.ndarray | str]:
-    """Read a file after each of some other files, whose values remain in free memory. Return the values or errors."""
+    """Read a file again after each of the other files, whose values remain in freed memory; return the values or
+    errors.
+    """
     results: list[np.ndarray | str] = []
     for other in others:
         Scan.read(other)
@@ -287,7 +291,9 @@ def read_after(others: list[Path], path: Path) -> list[np.ndarray | str]:
 
 @pytest.fixture
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[Path], Path, bool]:
-    """Write a file and two files of the same size with other values. Return the two files and the file."""
+    """Write three files of the same size with different values; return the first two, and the third, which tests then
+    damage.
+    """
     write, name, packed = request.param
     paths = [tmp_path / part / name for part in ("1", "2", "damaged")]
     for first, path in zip((7, 100, 0), paths, strict=True):
@@ -324,7 +330,7 @@ def test_a_damaged_file_never_yields_what_was_in_memory(stored) -> None:
 
 
 def test_the_checksum_of_a_large_nifti_file_is_compared(tmp_path: Path) -> None:
-    """nibabel reads no further than the last value, and the checksum follows after it."""
+    """nibabel stops after the last value, and therefore never checks the checksum that follows."""
     values = np.random.default_rng(0).integers(0, 2000, (30, 80, 80), np.int16)
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(values), str(tmp_path / "a.nii.gz"))
     assert np.array_equal(Scan.read(tmp_path / "a.nii.gz").values[0], values)
@@ -347,7 +353,7 @@ def test_a_compressed_dicom_file_without_its_last_frame_is_refused(tmp_path: Pat
     "told", ["BinaryDataByteOrderMSB = False", "BinaryDataByteOrderMSB = True", "CompressedDataSize = 0"]
 )
 def test_compressed_values_of_a_metaimage_are_read_as_stored_or_not_at_all(told: str, tmp_path: Path) -> None:
-    """Without the size of compressed values, SimpleITK decompresses the header."""
+    """If a header lacks CompressedDataSize, SimpleITK would take the header for compressed values."""
     values = np.arange(64, dtype=">i2" if "MSB = True" in told else "<i2").reshape(4, 4, 4)
     data = zlib.compress(values.tobytes())
     size = "" if "Size" in told else f"CompressedDataSize = {len(data)}\n"
@@ -382,7 +388,9 @@ def test_channels_of_a_compressed_nrrd_file_may_come_first_or_last(order: str, l
     ],
 )
 def test_values_at_the_end_of_a_file_are_not_shifted(name: str, head: str, tmp_path: Path) -> None:
-    """SimpleITK takes as many bytes from the end of these files as the image has, if need be from the header."""
+    """SimpleITK reads the image's bytes from the end of such a file, and takes header bytes for values if the file is
+    too short.
+    """
     (tmp_path / name).write_bytes(head.encode() + bytes(range(64)))
     assert np.array_equal(Scan.read(tmp_path / name).values.ravel(), range(64))
     for data in (bytes(range(60)), bytes(range(64)) + b"more"):

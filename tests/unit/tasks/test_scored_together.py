@@ -67,8 +67,8 @@ def test_an_auroc_is_the_fraction_of_ordered_pairs() -> None:
 @pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy"])
 @pytest.mark.parametrize(("classes", "rare"), [(2, 12), (2, 1), (3, 7), (3, 1)])
 def test_a_case_counts_as_much_as_its_absence_changes_the_score(metric: str, classes: int, rare: int) -> None:
-    """In earlier versions, an ill patient counted too little if few patients were ill, so intervals were too narrow.
-    The only patient of a class did not count at all. Without this patient, the score is undefined, and counts as 0.5.
+    """In earlier versions, patients of a rare class counted too little, so intervals were too narrow. Without a class's
+    only patient, the score is undefined, and the test takes 0.5.
     """
     labels, chances = drawn_cases(1, 60, classes)
     labels[:] = torch.tensor([0] * rare + [1 + place % (classes - 1) for place in range(60 - rare)])
@@ -264,8 +264,8 @@ def test_a_registry_with_few_deaths_is_judged_by_its_auroc(judged: dict[str, Pat
 
 
 def test_a_warning_names_the_score_that_can_decide(judged: dict[str, Path]) -> None:
-    """All rounds from the first on predict "alive" for everybody, so the accuracy selects the first. The AUROC of the
-    first round is below chance.
+    """Every round predicts "alive" for everybody, so all accuracies are equal and the first round is selected, although
+    its AUROC is below 0.5.
     """
     areas = {score: medsilo.Run(run).summary.sites["a"].figures["auroc"] or 0.0 for score, run in judged.items()}
     assert areas["accuracy"] < 0.5 and areas["auroc"] > 0.75
@@ -318,7 +318,9 @@ def test_a_check_says_where_a_score_cannot_decide(tmp_path: Path) -> None:
 
 
 def test_a_check_says_that_a_score_is_undefined() -> None:
-    """Only a hospital with public data says so. Other hospitals say the same as of a class of few patients."""
+    """Only a hospital with public data reports a missing class; other hospitals give the message for a class of few
+    patients.
+    """
     plan = parse_plan(
         {"algorithm": {"name": "fedavg"}, "task": {**TASK, "score": "auroc"}, "participation": {"sites": ["a"]}}
     )
@@ -338,7 +340,7 @@ def test_a_check_says_that_a_score_is_undefined() -> None:
 # ---------------------------------------------------------------------------------------------------- images
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Images in folders of their classes: the rarer class, 7 % of all images, is somewhat brighter."""
+    """Folders with the images of each class; the rarer class has 7 % of all images, which are somewhat brighter."""
     root, runs = tmp_path_factory.mktemp("images"), {}
     for seed, site in enumerate("ab"):
         drawn = np.random.default_rng(seed)
@@ -361,7 +363,7 @@ def classified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_images_of_a_rare_class_are_judged_by_their_auroc(classified: dict[str, Path]) -> None:
-    """A batch of 16 images contains one image of the rare class, but the AUROC is computed over all test images."""
+    """The AUROC is computed over all test images, because a batch of 16 has about one image of the rare class."""
     told = {name: json.loads((run / "summary.json").read_text("utf-8")) for name, run in classified.items()}
     assert told["auroc"]["metric"] == "auroc" and told["accuracy"]["metric"] == "accuracy"
     for site in "ab":
