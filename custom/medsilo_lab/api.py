@@ -269,8 +269,8 @@ class Run:
         device: str = "auto",
         on_round: Callable[[Round], None] | None = None,
     ) -> "Run":
-        """Continue the training for some rounds in a new run folder, and return the new run. The folder of the finished
-        run stays unchanged.
+        """Train for further rounds in a new run folder, and return the new run. The folder of the finished run stays
+        unchanged.
 
         Args:
             rounds: number of additional rounds
@@ -404,7 +404,9 @@ class _Models(Mapping[str, nn.Module]):
         network = plan.algorithm.whole(plan.build_networks())
         tensors, facts = load_tensors(paths.site_folder(folder, POOL) / paths.BEST)
         if facts.get("plan_hash") != plan.hash:
-            raise MedsiloError(f"{paths.BEST} of {POOL} was not made by the plan.yaml of {folder.name}; repeat the run")
+            raise MedsiloError(
+                f"{paths.BEST} of {POOL} does not belong to the plan.yaml of {folder.name}; repeat the run"
+            )
         network.load_state_dict(tensors)
         return network.eval()
 
@@ -795,7 +797,9 @@ def _grouped(sites: Sites | None, groups: Mapping[str, Any] | None) -> Sites | N
     if groups is None:
         return sites
     if not isinstance(sites, Mapping) or {*groups} != {*sites}:
-        raise MedsiloError("groups: give the patients of each site in sites=: {'a': [...], 'b': [...]}")
+        raise MedsiloError(
+            "groups: give a list with the patient of each case, for each site in sites: {'a': [...], 'b': [...]}"
+        )
     return {site: in_memory.with_patients(given, groups[site], site) for site, given in sites.items()}
 
 
@@ -831,7 +835,7 @@ def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
 
 def _settings(origin: str, data: PathLike | Mapping[str, Any] | None, device: str) -> SiteSettings:
     if isinstance(data, GivenSites):
-        raise MedsiloError(f"{origin}: data must be a folder or a `data` section; give this object as sites=")
+        raise MedsiloError(f"{origin}: data must be a folder or a `data` section; pass this object as sites=")
     source = Path(data).resolve() if isinstance(data, str | Path) else data
     return make_settings({**ALL_MINE, "data": source, "device": device}, origin)
 

@@ -151,7 +151,7 @@ def data(
         return _of_folder(Path(given), patient, hospital, learned, answers or {}, called or {})
     if answers or called:
         raise DataError(
-            "data: answers and called are only for a folder; for other data, use patient, hospital and target"
+            "data: use the arguments answers and called only for a folder; here use patient, hospital and target"
         )
     if isinstance(given, Mapping):
         return _of_each(given, patient, hospital, target)
@@ -348,7 +348,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
         return own, Findings(labels)
     if len(labels) != 2 or not any(binary):
         raise DataError(SEVERAL)
-    # times come first, so the two columns are exchanged if the first column contains events
+    # survival targets are (time, event), so the columns are exchanged if the first column contains the events
     own = own if binary[1] else own[:, ::-1].copy()
     if (own[:, 0] < 0).any():
         raise DataError("data: times must be non-negative numbers; correct them")

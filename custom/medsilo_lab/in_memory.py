@@ -106,8 +106,8 @@ def state_hash(thing: Any) -> str:
     try:
         return hashlib.sha256(repr(_as_texts(thing, {})).encode()).hexdigest()
     except TypeError as error:
-        told = f"what {type(thing).__name__} holds has no hash ({error})"
-        raise MedsiloError(f"{told}; give a function, or a class that makes it") from error
+        told = f"medsilo cannot hash the contents of {type(thing).__name__} ({error})"
+        raise MedsiloError(f"{told}; give a function, or a class that creates the object") from error
 
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
@@ -198,7 +198,9 @@ def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
     if isinstance(given, str):
         return {"name": given}
     if not issubclass(kind, base) or not isinstance(kind.model_fields["name"].default, str):
-        raise MedsiloError(f"{kind.__name__} is no {base.__name__} with a name; derive it from medsilo.extend")
+        raise MedsiloError(
+            f"{kind.__name__} is no {base.__name__} with a name; derive it from {base.__name__}, and set its field name"
+        )
     if table.get(name := kind.model_fields["name"].default) is not kind:
         table.give(kind, source_hash(kind))
     return {"name": name} if kind is given else given.model_dump(mode="json")
@@ -221,7 +223,7 @@ class GivenTask(Classifying):
         if self.score == ACCURACY or type(goal) is not Classification:
             return goal
         together = ScoredTogether(goal.label_names, goal.outputs, self.score)
-        vars(together).update({**vars(goal), "metric": self.score})  # the program may have given a loss
+        vars(together).update({**vars(goal), "metric": self.score})  # keeps a loss that the program has given
         return together
 
     @property
@@ -373,7 +375,7 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
     """Converts the program's targets to the targets that an objective needs. If the program's targets have one axis
-    more than the objective's targets, the object remembers this.
+    more than the objective's targets, `axis` is set to True.
     """
 
     def __init__(self, kind: Any) -> None:

@@ -53,7 +53,7 @@ RUNS = (
 LARGEST_JOB = 4 << 20  # maximum bytes of a job that NVFlare's sites accept over HTTP
 # matches imports of NVFlare's patch for Lightning, which cannot run medsilo's methods
 LIGHTNINGS_PATCH = re.compile(r"nvflare\.(client|app_opt)(\.| +import +)lightning")
-# matches the start of an evaluation that a script writes itself, and calls that take a network out of training mode
+# EVALUATION matches a script's own evaluation code, and EVALUATION_MODE calls that may end training mode
 EVALUATION = re.compile(r"\b(no_grad|inference_mode)\b")
 EVALUATION_MODE = re.compile(r"\.eval\(|\.train\(False|mode=False|Trainer|Evaluator|eval_mode")
 Tasks = list[str] | None
@@ -260,8 +260,8 @@ class MethodRecipe(Recipe):
             )
         if LIGHTNINGS_PATCH.search(text):
             raise MedsiloError(
-                f"train_script: {script.name} has NVFlare's patch of Lightning's trainer, which knows no method of "
-                "medsilo; let a trainer fit each of flare.networks(), as in examples/lightning"
+                f"train_script: {script.name} has NVFlare's patch of Lightning's trainer, which cannot run "
+                "medsilo's methods; use one trainer for each of flare.networks(), as in examples/lightning"
             )
 
     def add_client_input_filter(self, filter: Filter, tasks: Tasks = None, clients: list[str] | None = None) -> None:
@@ -319,7 +319,7 @@ class MethodRecipe(Recipe):
                 self._job.to(runs, site)
                 self._job.to(ScriptProcess(), site)
             self._job.to(limits(timeouts_of(self.plan), "site"), site)
-            # if all sites get the same app, the app must also contain the initial weights
+            # a job for unknown sites has one app for all sites, and the app must also contain the initial weights
             for name in (paths.PLAN, INITIAL) if site == ALL_SITES else (paths.PLAN,):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
 

@@ -141,7 +141,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The numbers
     are evenly spaced, and the step between them is 1, 2 or 5 times a power of ten.
     """
-    if high - low < 1e-9:  # values whose range is tiny would all be printed with the same digits
+    if high - low < 1e-9:  # if the range is tiny, all numbers on the axis would have the same digits
         low, high = low - 0.05, high + 0.05
     exponent = math.floor(math.log10((high - low) / most))
     for step in (factor * 10.0**power for power in range(exponent, exponent + 3) for factor in (1, 2, 5)):

@@ -195,7 +195,9 @@ class SitePages(LocalPages):
             raise MedsiloError("the job's code changed after this page was shown; read it again, then decide")
         code, job_code = (home.code_of(asked), asked and home.approvals.code_of(asked)) if approves else (NOTHING, None)
         if asked and approves and job_code is None and home.plan_of(asked).task.scripted:
-            raise MedsiloError("this plan trains by a script whose code is not here; approve the job's folder")
+            raise MedsiloError(
+                "this plan trains with a script, and this machine lacks the script's code; approve the job's folder"
+            )
         limits = _limits(fields) if approves else None
         if asked and limits and (why := never_runs(home, home.plan_of(asked), limits, asked.sites)):
             raise MedsiloError(f"this plan would never run here: {why}; nothing is approved")

@@ -155,7 +155,7 @@ class Coordinator:
         if len(self.sites) < (required := self.plan.participation.required):
             raise ParticipationError(
                 f"connected sites: {len(self.sites)} ({', '.join(self.sites) or 'none'}) but the plan needs "
-                f"{required}; start the others or lower participation.minimum"
+                f"{required}; start the other sites or lower participation.minimum"
             )
 
     def _round(self, number: int) -> None:

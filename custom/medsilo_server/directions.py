@@ -126,8 +126,8 @@ FAR = 1e6
 # An update is also rejected if its norm is more than LONG times the last round's median norm. The limit LONG applies
 # only to an update whose values have a root mean square above LARGE.
 LONG, LARGE = 1e3, 1.0
-# An update is held responsible if sites diverge and its norm is more than this number of times the other updates'
-# median norm.
+# If sites diverge, the server blames an update whose norm is more than this number of times the median norm of the
+# other updates.
 STANDS_OUT = 10.0
 START = 20.0  # maximum norm of a training script's first update, as a multiple of the norm of the initial weights
 FARTHEST = 1e4  # maximum root mean square change of the weights in a round, even in the first round
@@ -201,8 +201,8 @@ class RoundDirections:
             limit = min(self._limits[group], START * direction.start if direction.start else math.inf)
             if math.isfinite(direction.norm) and direction.norm > limit:
                 raise Refused(
-                    f"its update of {group} has length {direction.norm:.1e}, beyond any honest one ({limit:.1e}): the "
-                    "site lies, or its training diverged (lower the learning rate)"
+                    f"its update of {group} has norm {direction.norm:.1e}, beyond any honest one ({limit:.1e}): the "
+                    "site manipulated it, or training diverged (lower the learning rate)"
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:

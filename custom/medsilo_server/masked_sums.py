@@ -157,7 +157,7 @@ class MaskedSums:
         secret = combine(told, self.terms.threshold)
         if secret is None or not (added or masks.public_of(secret) == self._offers[site].offered.mask):
             raise ParticipationError(
-                f"secure aggregation: the sum of round {self.number} cannot be opened, because the shares of {site} "
+                f"secure aggregation: the sum of round {self.number} cannot be unmasked, because the shares of {site} "
                 f"are wrong; start the study again without that site"
             )
         return secret
@@ -166,5 +166,5 @@ class MaskedSums:
         if count < least:
             raise ParticipationError(
                 f"secure aggregation: only {count} sites have {did} in round {self.number}; it takes "
-                f"{least} to open a sum"
+                f"{least} sites to unmask a sum"
             )

@@ -164,8 +164,8 @@ class SealedServer(RoundAggregation):
             return self.terms.sites
         if gone := sorted(set(before) - set(self.terms.sites)):
             raise ParticipationError(
-                f"secure aggregation: round {number} was opened with {', '.join(before)} before the server stopped. "
-                f"Only the same hospitals can repeat it: wait for {', '.join(gone)}, or start again"
+                f"secure aggregation: the sum of round {number} over {', '.join(before)} was unmasked before the "
+                f"server stopped. Only the same hospitals can repeat it: wait for {', '.join(gone)}, or start again"
             )
         return before
 

@@ -63,6 +63,8 @@ def aggregation_of(scheduler: RequestScheduler, state: ServerState, kit: KitFile
         return RoundAggregation(state)
     mode = state.plan.secure_aggregation.mode
     if mode not in SEALED_SERVERS:
-        raise PlanError(f"secure_aggregation.mode: {mode} has no part for the server; {SEALED_SERVERS.remedy(mode)}")
+        raise PlanError(
+            f"secure_aggregation.mode: no server-side code of {mode} is installed; {SEALED_SERVERS.remedy(mode)}"
+        )
     sealed: RoundAggregation = SEALED_SERVERS[mode](scheduler, state, kit)
     return sealed

@@ -367,7 +367,9 @@ class RoundAggregation:
             if site not in self.state.plan.participation.evaluation_sites
         ]
         if lacking := sorted(set.intersection(*held)) if held else []:
-            raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; remove it from the plan")
+            raise ParticipationError(
+                f"no training hospital has annotated {', '.join(lacking)}; remove it from the plan"
+            )
 
     def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
         return {}

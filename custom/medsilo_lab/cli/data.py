@@ -148,7 +148,7 @@ def _accept(screen: Console, place: Path, by: str, kit: Path | None) -> int:
     from medsilo.site.data_set import DataSet, accept
 
     if not (place / DataSet.FILE).exists() and (each := sorted(place.glob(f"*/{DataSet.FILE}"))):
-        # a folder for research contains the data sets of several hospitals
+        # on a researcher's machine, the folder may contain the data sets of several hospitals
         return max(_accept(screen, own.parent, by, kit) for own in each)
 
     if not by:

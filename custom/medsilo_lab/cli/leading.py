@@ -28,7 +28,7 @@ def _connecting(screen: Console, kit: Path) -> None:
     """
     from medsilo.check.kit import read_kit
 
-    with suppress(MedsiloError):  # if the kit is faulty, the command that uses the kit reports the fault
+    with suppress(MedsiloError):  # a faulty kit is reported later, by the command that connects with the kit
         own = read_kit(kit, "person")
         screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
     with _loading():

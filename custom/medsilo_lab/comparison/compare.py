@@ -168,7 +168,8 @@ class Asked:
 
 def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
     """Adapt the configurations of a comparison to the plan, and add missing configurations for single-site training.
-    Each kind of normalisation layer in the comparison needs a configuration for single-site training.
+    Federated and single-site training are compared with equal normalisation layers, so each kind of normalisation layer
+    needs its own configuration for single-site training.
     """
     rows = [_suited(row, plan, changes) for row in rows]
     return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})

@@ -55,8 +55,8 @@ class Backup(BaseModel):
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return a copy of this `Backup` for the restored kit `kit`: the paths of storage and studies then point into
-        this kit. If `storage` is given, the jobs are in the folder `storage` and not in the kit.
+        """Return a copy of this `Backup` whose paths of storage and studies point into the restored kit `kit`. If
+        `storage` is given, the path of the storage is `storage`.
         """
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(

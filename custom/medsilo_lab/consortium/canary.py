@@ -61,8 +61,8 @@ class CanaryResult:
 
 
 def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryResult]:
-    """Run a canary with the hospitals that the changes name in participation.sites; by default, with all connected
-    hospitals.
+    """Run a canary with all connected hospitals, or with the connected hospitals in participation.sites if `changes`
+    sets this key.
     """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
     with lead.connected(kit, lead.ANSWER) as session:
@@ -76,7 +76,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the plan of a canary that continues at all ready hospitals, even if some hospitals are not ready."""
+    """Return the plan of a canary, which runs at the ready hospitals even if other hospitals are not ready."""
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:
         minimum = ["participation.minimum=1", "participation.when_missing=continue"]

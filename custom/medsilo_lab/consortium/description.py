@@ -51,8 +51,7 @@ class Server(Section):
     """The server of the federation. Hospitals and people connect to the server, which itself opens no connections."""
 
     host: Host
-    # further names of the server's machine, or names of a machine that may replace it; the first name is in the field
-    # host
+    # further host names under which clients reach the server, such as names of a machine that may replace it
     other_names: list[Host] = Field(default_factory=list)
     port: Port = 8002
     organisation: Organisation
@@ -131,7 +130,7 @@ class Consortium(Section):
                     )
                 if name in above:
                     raise ValueError(
-                        f"{name} is behind relay {above[name]} and again behind {relay.name}; name it once"
+                        f"{name} is behind relay {above[name]} and again behind {relay.name}; list it once only"
                     )
                 above[name] = relay.name
         try:
@@ -215,5 +214,5 @@ def _policies(hospital: Hospital, file: Path) -> Path:
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "
-        f"name a folder relative to this file, or {POLICIES}/strict-hospital"
+        f"give a path relative to {file.name}, or {POLICIES}/strict-hospital"
     )

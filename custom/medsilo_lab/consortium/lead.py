@@ -31,7 +31,7 @@ from medsilo.runs.events import SILENCE
 from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, OUTCOME, PROGRESS
 from nvflare_reliability.kit_patches import connect
 
-# Only type checkers import the models of a study here, because this import would take a sixth of the time of `status`.
+# These modules are imported only for type checkers, because the import would take a sixth of the time of `status`.
 if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress, Round
     from medsilo.runs.schema import Summary
@@ -98,7 +98,7 @@ def connected(kit: Path, answer: float | None = None) -> Iterator[Session]:
         raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
     except api_spec.JobNotFound as error:
         raise MedsiloError(
-            f"{error}; 'medsilo status --kit {kit}' lists jobs; if 'nvflare study' made the job's study, use "
+            f"{error}; 'medsilo status --kit {kit}' lists jobs; for a job in a study of 'nvflare study', use "
             "'nvflare job' with --study"
         ) from error
     except Exception as error:
@@ -235,8 +235,8 @@ def resume(run: str, kit: Path, say: Say) -> str:
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo cancel {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
-                f"NVFlare drops {gone[0]} of meta.json when it clones a job. Submit the job again with 'study' and "
-                f"'resume': true in the controller's arguments (config_fed_server.json)"
+                f"the job can't be resumed, because NVFlare does not copy {gone[0]} from meta.json. Submit the job "
+                f"again with 'study' and 'resume': true in the controller's arguments (config_fed_server.json)"
             )
         new = session.clone_job(job_id)
     _await_start(kit, new, say)

@@ -228,7 +228,9 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
     The lead keeps the file project_profile.yaml. Each party receives the folder that has the party's name.
     """
     if unsigned := [person.name for person in consortium.people if person.role == "project_admin"]:
-        raise MedsiloError(f"NVFlare signs no request of a project_admin; give {unsigned[0]} another role")
+        raise MedsiloError(
+            f"NVFlare does not sign certificate requests of a project_admin; give {unsigned[0]} another role"
+        )
     if consortium.relays:
         raise MedsiloError(
             "NVFlare's 'package' makes no kits for relays; provision without --requests, or take relays out"
@@ -278,12 +280,12 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
             if before.get(key) != after.get(key):
                 raise MedsiloError(
                     f"{name} has a certificate as {before.get(key)!r} and can't become {after.get(key)!r}; "
-                    "use another name"
+                    "give the party another name"
                 )
         if name in now and name not in renew and _route(known, name) != _route(now, name):
             raise MedsiloError(
-                f"the earlier kit of {name} connects to other addresses; give --renew {name}, and its owner replaces "
-                f"startup/, and {' and '.join(CONNECTIONS)} in local/"
+                f"the earlier kit of {name} connects to other addresses; give --renew {name}, then let its owner "
+                f"replace startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
 
 

@@ -112,7 +112,7 @@ def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[s
     columns = [files(Path(folder, channel)) for channel in channels]
     names = [[Path(path).name for path in column] for column in columns]
     if any(name != names[0] for name in names):
-        raise ValueError(f"give each of the folders {', '.join(channels)} a file of the same name for each case")
+        raise ValueError(f"each of the folders {', '.join(channels)} needs a file of the same name for each case")
     return [{"image": list(paths)} for paths in zip(*columns, strict=True)]
 
 

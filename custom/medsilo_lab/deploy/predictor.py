@@ -155,7 +155,7 @@ def asked_to_predict(
     if name not in PREDICTORS:
         raise MedsiloError(
             f"task {task} reads no files, so there is nothing to predict; give a model of images, tables or "
-            f"recordings, or of synthetic-prostate to try it"
+            f"recordings; to try the command, use synthetic-prostate"
         )
     predicting: Predictor = PREDICTORS[name](source, given, out, compute.device, say, data, run)
     return predicting

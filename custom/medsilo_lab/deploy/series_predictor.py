@@ -51,7 +51,7 @@ def _predicted(predictor: Predictor, task: SeriesFolder, path: Path, scales: tup
     try:
         found = list(task.windows(path, Reader(task.limits, data, task.rate, label=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
-            raise DataError(f"a recording has no {task.window} complete time steps in a row")
+            raise DataError(f"a recording has no {task.window} consecutive time steps without a gap")
     except DataError as error:
         yield {**none, "error": str(error), "detail": error.private}
         return

@@ -106,8 +106,8 @@ def run(
     """
     if plan.algorithm.pooled:
         raise MedsiloError(
-            f"{plan.algorithm.name} pools all data, and NVFlare can't; give --engine inprocess, or compare it with "
-            f"FedAvg: medsilo compare --methods {plan.algorithm.name},fedavg"
+            f"{plan.algorithm.name} pools all data, which NVFlare can't do; give --engine inprocess, or compare it "
+            f"with FedAvg: medsilo compare --methods {plan.algorithm.name},fedavg"
         )
     plan, record = plan.on_one_machine, Record(folder.resolve())
     check_unquoted(record.folder, "choose another --out, or give --engine inprocess")

@@ -1,4 +1,4 @@
-"""Panels of a page with results that are no scores.
+"""Panels of a page with other results than scores.
 
 Some panels show internal values of a method in one run: AdaFed's weights between sites, FedSM's selected models, and
 HarmoFL's images. Panels about external hospitals and about costs show all seeds of a configuration.

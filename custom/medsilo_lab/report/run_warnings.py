@@ -159,7 +159,10 @@ def _cautions(run: RunResult) -> Iterator[str]:
 
 
 def _why_undefined(run: RunResult, site: str) -> str:
-    """A site that says that its score is undefined does not round its counts, so that a count of 0 means no case."""
+    """Return the reason why a site's score is undefined, if the reason is that all its test cases have one class.
+
+    A site with an undefined score does not round its counts, so a count of 0 means that the class has no case.
+    """
     counts = (run.site(site).classes or {}).get("test") or ()
     return ": one class" if sum(map(bool, counts)) == 1 else ""
 
@@ -192,7 +195,7 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 # ---------------------------------------------------------------------------------------------------- learning
 GUESSES = {"dice": 0.0, "concordance": 0.5, "auroc": 0.5}  # metric → score of an empty mask or a random order
 BELOW, LITTLE = 0.02, 0.1  # limits for the score of a run, on a scale on which 0 is guessing and 1 is a perfect score
-LITTLE_OVERLAP = 0.2  # limit for masks in place of LITTLE, because masks may overlap by chance
+LITTLE_OVERLAP = 0.2  # replaces LITTLE for masks, because masks may overlap by chance
 ENOUGH = 6  # a validation curve with less than this number of values is not tested for a rise
 STEEP = 0.02  # if the last half of a validation curve rises by more than this number, the model has not converged
 
@@ -308,7 +311,7 @@ def _guess(run: RunResult) -> str:
 
 
 def _remedy(run: RunResult) -> str:
-    """Name the plan's key for another score, if the task has this key."""
+    """Advise another score, if the task has the key `score` and the present score is the accuracy."""
     task = run.summary.task
     if run.summary.metric != "accuracy" or not task or task not in TASKS or "score" not in TASKS[task].model_fields:
         return ""

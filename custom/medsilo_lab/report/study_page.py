@@ -130,7 +130,7 @@ def _context(verdict: Verdict) -> str:
 
 
 def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
-    """Return the lead's description of the study, but with the title of the comparison."""
+    """Return the lead's description of the study. If the comparison has a title, it replaces the study's title."""
     told = runs[0].summary.description if runs else StudyFacts()
     return told.changed(title=verdict.about.title or told.title)
 

@@ -76,8 +76,8 @@ def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
     named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
     if not named:
         raise DataError(
-            f"none of {len(patients)} hospitals has {LEAST_NAMED} patients, so each may be a patient; put all cases "
-            "into one folder or table",
+            f"none of {len(patients)} hospitals has {LEAST_NAMED} patients, so each folder or table may be of one "
+            "patient; put all cases into one folder or table",
             ", ".join(patients),
         )
     return named
@@ -132,7 +132,7 @@ def labels_of(facts: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
 
 
 def with_score(plan: Choices) -> Choices:
-    """Add the score that decides to the choices for a classification."""
+    """Choose the score by which a classification selects the round and compares methods."""
     score = usual_score(plan["task.labels"][0]), "selects the round and decides; accuracy would hide a rare class"
     found = dict[str, tuple[Any, str]]()
     for key, choice in plan.items():

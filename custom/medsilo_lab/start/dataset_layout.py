@@ -202,8 +202,8 @@ class DatasetLayout:
         settings: Choices,
         tops: Sequence[str] = (),
     ) -> "DatasetLayout":
-        """Return a copy of this object with the properties of volumes that have masks, and with choices for volumes
-        that have masks.
+        """Return a copy of this object for a folder of volumes with masks, with the properties of the volumes and the
+        choices that suit them.
 
         Args:
             kind: description of the kind of folder
@@ -373,7 +373,7 @@ class Written(Protocol):
 
 
 def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
-    """Write the data sets, a medsilo.yaml for trying out each data set, and the job. Return the plan.
+    """Write the data sets, the job, and a medsilo.yaml with which the user may try each data set. Return the plan.
 
     For a single hospital, `sets` has the key "".
     """
@@ -423,4 +423,4 @@ def _rows(choices: Choices, indent: str) -> list[str]:
 
 
 def in_yaml(value: Any) -> str:
-    return dump_yaml([value], in_line=True)[1:-2]  # only inside a list, YAML quotes a text that contains a comma
+    return dump_yaml([value], in_line=True)[1:-2]  # YAML quotes a text with a comma only inside a list

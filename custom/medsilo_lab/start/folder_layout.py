@@ -355,8 +355,8 @@ def _refuse_parts(tops: Iterable[str]) -> None:
     parts = sorted(top for top in tops if top.lower() in PART_WORDS)
     if parts:
         raise DataError(
-            f"folders {_shown(parts)} are parts of the data, not hospitals or classes; write {TABLE} with a column "
-            f"'part', or put all cases into one folder"
+            f"folders {_shown(parts)} look like training and test sets, not hospitals or classes; write {TABLE} "
+            f"with a column 'part', or put all cases into one folder"
         )
 
 

@@ -418,8 +418,8 @@ def _check_lines(cases: FoundCases, seen: Images, table: Lines, label: str, ask:
             own[line[table.head.index(table.key)].strip()].add(line[table.head.index(label)].strip())
         if several := sorted(who for who, labels in own.items() if len(labels) > 1):
             raise DataError(
-                f"{len(several)} patients have lines with different {label} in {table.name}, and nothing says which "
-                "image is of which line; add a column with the images' names",
+                f"{len(several)} patients have lines with different {label} in {table.name}; add a column with the "
+                "images' names, because no column names the image of a line",
                 ", ".join(several[:6]),
             )
     cases.leave_out(f"lines of {table.name} without an image", lone)
@@ -546,7 +546,7 @@ def _bids(seen: Images, ask: Ask) -> FoundCases:
     masks = {_entities(mask): mask for mask in seen.masks}
     if len(masks) < len(seen.masks):
         raise DataError(
-            "the folder derivatives has several masks of one image; keep one mask, as of one rater",
+            "the folder derivatives has several masks of one image; keep one mask of each image, such as one rater's",
             ", ".join(seen.masks[:6]),
         )
     paired = [FoundCase(name, masks[key], _subject(name)) for name in images if (key := _entities(name)) in masks]
@@ -557,8 +557,8 @@ def _bids(seen: Images, ask: Ask) -> FoundCases:
         tables = _tables(chosen)
         if not tables:
             raise DataError(
-                "BIDS without masks in derivatives, and participants.tsv has no column that can be learned; add a "
-                "column with a label of each subject"
+                "a BIDS folder needs masks in derivatives, or labels in participants.tsv, and this folder has neither; "
+                "add a column with the label of each subject"
             )
         label = _label_column(seen, tables[0], ask)
         cases = [FoundCase(name, tables[0].cell(name, label), _subject(name)) for name in images]
@@ -644,7 +644,7 @@ def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
     said = ask(Question("folders", text, {name: {} for name in order}))
     if said != CLASSES:
         raise DataError(
-            f"folders are {said}, so that no name has the class of an image; write labels.csv beside them, with "
+            f"folders are {said}, so that no name has the class of an image; write labels.csv beside them, with the "
             f"columns {'patient' if said == PATIENTS else 'image'} and label"
         )
     return several[0]
@@ -656,7 +656,9 @@ def _if_classes(names: Sequence[str], level: int, ask: Ask) -> int:
         return level
     text = f"folders {listed(names)}: are they the classes of images?"
     if ask(Question("classes", text, {"yes": {}, "no": {}})) == "no":
-        raise DataError("no name has the class of an image; write labels.csv beside the folders, with image and label")
+        raise DataError(
+            "no name has the class of an image; write labels.csv beside the folders (columns: image, label)"
+        )
     return level
 
 

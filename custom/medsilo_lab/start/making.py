@@ -198,7 +198,7 @@ class _Making:
                 return [every[name] for name in names]
 
     def take(self, site: str, said: Values) -> None:
-        """An answer has changed how a hospital's table is read, so examine the folder again."""
+        """Add the answers that change how a hospital's table is read, and examine the folder again."""
         own = {key: value for key, value in said.items() if key not in OF_ALL}
         more = {key: value for key, value in said.items() if key in OF_ALL}
         of = self.layout.said_of
@@ -504,7 +504,7 @@ def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):
         raise DataError(
-            f"--call {unknown[0]}: no name of this kind may leave the data; these may leave: {', '.join(task.words)}"
+            f"--call {unknown[0]}: the plan does not contain this name; it contains: {', '.join(task.words)}"
         )
 
     def name(word: Any) -> Any:

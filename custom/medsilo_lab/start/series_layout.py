@@ -36,7 +36,7 @@ RHYTHMS = frozenset(
     """.split()  # noqa: SIM905 - one code beside the other
 )
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
-# times without a unit are probably milliseconds if, read as seconds, they give a sampling rate below this value in Hz
+# times without a unit are read as milliseconds if, as seconds, they would give a sampling rate below this value in Hz
 SLOWEST = 1.0
 USUAL_RATE = 50.0  # default sampling rate in Hz
 SECONDS = 2.56  # default length of a window in seconds, which is about the duration of a movement
@@ -146,13 +146,13 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
     annotated = [name for name in folder.files if name.lower().endswith(ANNOTATIONS)]
     if len(labels) < 2 and by_folder and annotated:
         raise DataError(
-            f"annotations beside {len(annotated)} recordings, such as {annotated[0]}, have no rhythms, and beats are "
-            "not read. Write each label into cases.csv, with the columns recording, label and patient"
+            f"annotations beside {len(annotated)} recordings, such as {annotated[0]}, have no rhythms, and medsilo "
+            "does not read beats. Write each label into cases.csv, with the columns recording, label and patient"
         )
     if len(labels) < 2:
         raise DataError(
-            f"all recordings have one label, {next(iter(labels), 'none')}; add recordings of other labels, or a "
-            f"column of labels. A table with a line per patient needs task table"
+            f"all recordings have one label, {next(iter(labels), 'none')}; add recordings with other labels, or a "
+            f"column of labels. For a table with a line per patient, use task table"
         )
     rates = [one.rate for one in every if one.rate]
     column = f"column {reader.label or source.column('label')!r}"
@@ -243,8 +243,8 @@ def _some(names: Sequence[str]) -> Sequence[str]:
 
 
 def _annotations(folder: DatasetLayout, names: Sequence[str]) -> str:
-    """Of the suffixes of WFDB annotation files, return the suffix of the files that contain rhythms. Return an empty
-    text if no annotation file has rhythms, or if the user declined the rhythms.
+    """Return the suffix of the WFDB annotation files that contain rhythms. Return an empty text if no annotation file
+    has rhythms, or if the user declined the rhythms.
     """
     headers = [name for name in names if name.lower().endswith(waves.WFDB)]
     if not folder.said.get("annotations", True):
@@ -288,8 +288,8 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
     labels = sorted(set(words.values()))
     if len(labels) < FEWEST:
         raise DataError(
-            f"too few patients have each label, so labels may be names: {len(seen.labels)} labels {seen.where}; add "
-            f"patients of each, or combine rare labels"
+            f"too few patients have the same label, so labels may be names: {len(seen.labels)} labels {seen.where}; "
+            f"add patients with each label, or combine rare labels"
         )
     by_time = "by the times of the recordings" if seen.rate else "a guess, as no column has times: correct it"
     if seen.rate and seen.rate < SLOWEST and seen.supposed:

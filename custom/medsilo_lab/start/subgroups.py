@@ -63,7 +63,7 @@ class AskedSubgroup:
         if not 2 <= len(found) <= MOST_LEVELS:
             raise DataError(
                 f"--subgroup {self.name}: {counted(len(found), 'value')} of column {self.column!r} have {FEWEST} "
-                f"patients or more, but a subgroup has 2 to {MOST_LEVELS} levels; if they are numbers, use bands: "
+                f"patients or more, but a subgroup needs 2 to {MOST_LEVELS} such values; for numbers, use bands: "
                 f"{self.name}={self.column}:40,60"
             )
         levels = {one: called.get(one, one) for one in found}

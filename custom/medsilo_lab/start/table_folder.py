@@ -490,8 +490,8 @@ def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, st
     if wrong := [name for name, own in called.items() if not own or [*called.values()].count(own) > 1]:
         where = f" in column {column!r}" if column else ""
         raise DataError(
-            f"{wrong[0]!r}{where} can't be a hospital's name, or equals another but for blanks and punctuation; use "
-            "letters, digits, '.', '_' and '-'"
+            f"{wrong[0]!r}{where} can't be a hospital's name, or differs from another name only in punctuation; "
+            "use letters, digits, '.', '_' and '-'"
         )
     return called
 
@@ -512,8 +512,8 @@ def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
             turned = turned or len(people) > 1 or people[0] == table.target
         if turned:
             raise DataError(
-                f"columns of {table.path.name} may be patients; give each patient a line, and name columns after "
-                "measurements",
+                f"columns of {table.path.name} may be patients; write each patient into a line, and name the columns "
+                "after measurements",
                 private=", ".join(people),
             )
 
@@ -549,7 +549,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
             names = ", ".join(list(table.columns)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; give --target COLUMN, or "
-                f"name two columns 'time' and 'event', without gaps or totals. There are {names}"
+                f"name two columns 'time' and 'event', without empty cells or totals. The columns are {names}"
             )
     return "classification", {site: (str(target),) for site, target in targets.items()}
 

@@ -145,7 +145,7 @@ def cells_of(
     folders = [re.sub(r"[^\w.-]|_", "-", row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
-        raise PlanError(f"two rows are called {twice!r}; give each another title")
+        raise PlanError(f"two rows have the title {twice!r}; give one of them another title")
     cells = []
     numbers = range(1, folds + 1) if folds else (None,)
     for seed, fold, (row, name) in product(seeds, numbers, zip(rows, folders, strict=True)):

@@ -29,7 +29,7 @@ ASSUMED = 1000
 
 @dataclass(frozen=True)
 class Power:
-    # subject of the power: a hospital, all hospitals together, or the assumed standard deviations
+    # the case for which the power is estimated: a hospital, all hospitals together, or assumed standard deviations
     whose: str
     patients: tuple[int, ...]
     seeds: int
@@ -88,7 +88,7 @@ def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) 
     sizes = tuple(patients.values())
     if not sizes or min(sizes) < 2:
         few = next((site for site, number in patients.items() if number < 2), "no hospital")
-        raise MedsiloError(f"{few} has fewer than two test patients, too few for a plan")
+        raise MedsiloError(f"{few} has fewer than two test patients, from which no power can be estimated")
     found = []
     for people, luck in SPREADS:
         ways = people * scipy.special.ndtri((np.arange(200) + 0.5) / 200)

@@ -1,4 +1,4 @@
-"""The data model of scores of subgroups of patients, for pages, JSON and Python."""
+"""Data classes for the scores of subgroups of patients, which pages, JSON and Python share."""
 
 from pydantic import AliasChoices, Field
 

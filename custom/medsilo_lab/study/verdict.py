@@ -66,8 +66,8 @@ ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
 
 
 class PairQuestion(NamedTuple):
-    """The question how much two configurations differ at some sites. Exchanging the two configurations changes the sign
-    of the answer.
+    """Two configurations and some sites: the question is how much the configurations differ at these sites. If the two
+    configurations are exchanged, the answer changes its sign.
     """
 
     row: Row

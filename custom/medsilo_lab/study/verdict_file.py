@@ -296,7 +296,9 @@ class Verdict(RecordPart):
             "scores of the baseline or of the first federated method"
         ),
     )
-    about: About = Field(description="further texts: `title`, `command`, `machine`, `cells` and `failures`")
+    about: About = Field(
+        description="facts about the comparison: `title`, `command`, `machine`, `cells` and `failures`"
+    )
     warnings: list[Notice] = Field([], description="warnings to read before any number, most serious first")
     runs: list[RunOfRow] = Field(
         description="for each finished run: `row`, `seed`, folder (`run`) and, in cross-validation, `fold`"
@@ -327,5 +329,5 @@ class Verdict(RecordPart):
 
 def read_verdict(folder: Path) -> Verdict:
     if not (folder / paths.VERDICT).is_file():
-        raise MedsiloError(f"{folder.name} holds no {paths.VERDICT}: run medsilo compare with --out {folder}")
+        raise MedsiloError(f"{folder.name} has no {paths.VERDICT}: run medsilo compare with --out {folder}")
     return read_versioned(Verdict, folder, paths.VERDICT, "comparison")

@@ -77,7 +77,7 @@ class TaskTester:
         return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
 
     def _plan_once(self, *changes: str) -> Plan:
-        """Return a plan that a test may use many times; a plan takes longer to check than a small data set to read."""
+        """Return a cached plan, because checking a plan takes longer than reading a small data set."""
         known: dict[tuple[str, ...], Plan] = vars(self).setdefault("_plans", {})
         if changes not in known:
             known[changes] = self.plan(*changes)

@@ -68,13 +68,13 @@ class _Question:
         client_task.task.data = self.transport.wrap(message)
 
     def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        # this reference to the message is not needed, because NVFlare keeps the message until the site has fetched it
+        # frees this reference to the message; NVFlare itself keeps the message until the site has fetched it
         client_task.task.data = Shareable()
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
-        # AnswerGate, which checks each answer first, has already rejected this site's answer as unreadable
+        # AnswerGate, which checks each answer first, adds a site to `answered` if its answer is unreadable
         if site in self.answered:
             return
         try:  # errors are caught, because NVFlare would end the task without a reason
@@ -200,7 +200,7 @@ def _missing(why: str) -> Missing:
 
 
 def _is_final(why: str) -> bool:
-    """Return True if a missing site can't return to the job, because the server expelled the site, or that
-    the site's policies reject the job.
+    """Return True if a missing site can't return to the job, because the server expelled the site, or because the
+    site's policies reject the job.
     """
     return why.startswith((EXPELLED, REFUSES))

@@ -431,7 +431,7 @@ def test_a_request_says_what_changed_since_the_last_plan_of_its_study(desk: Home
         shown = visitor.page(f"/plan/{desk.plan.hash}")
         changes = re.findall(r"<li>(.*?): <strong>(.*?)</strong> <small><code>(.*?)</code>", shown)
         assert changes == [
-            ("Inputs of the network", "age: high 95.0, before 90.0", "task.columns"),
+            ("Columns that are inputs of the network", "age: high 95.0, before 90.0", "task.columns"),
             ("Rounds of the study", "95, before 90", "training.rounds"),
         ]
         assert "2 keys changed" in visitor.page()

@@ -174,7 +174,7 @@ def test_shares_that_do_not_fit_end_the_round_in_one_line() -> None:
                 wrong = dict.fromkeys(getattr(reveal, spoils), bytes(SHARE))
                 reveal = Reveal(**{**dict(reveal), spoils: wrong})
             server.reveal(site, reveal)
-        with pytest.raises(MedsiloError, match="cannot be opened, because the shares of|a sum cannot be unmasked"):
+        with pytest.raises(MedsiloError, match="cannot be unmasked, because the shares of|a sum cannot be unmasked"):
             own.read(server.open()["model"], 4)
 
 
