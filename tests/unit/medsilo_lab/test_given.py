@@ -231,7 +231,7 @@ def test_a_table_s_words_are_called_as_plans_call_them(tmp_path: Path) -> None:
     how = {"patient": "who", "target": "diagnosis", "answers": {"telling": "keep them"}}
     plan = medsilo.run(sites=medsilo.data(tmp_path / "export.csv", called=called, **how), changes=ONCE).plan
     assert {"age", "cancer", "benign"} <= {*plan.task.words} and not {"Alter", "malignant"} & {*plan.task.words}
-    with pytest.raises(DataError, match="no name of this kind may leave"):
+    with pytest.raises(DataError, match="the plan does not contain this name"):
         medsilo.data(tmp_path / "export.csv", called={"weight": "kg"}, **how)
     with pytest.raises(DataError, match="only for a folder"):
         medsilo.data(frame(), called=called)
@@ -252,5 +252,5 @@ def test_a_folder_of_images_with_hospitals_is_run(tmp_path: Path) -> None:
 
 def test_what_is_given_as_data_is_sent_to_sites() -> None:
     """In earlier versions, medsilo mistook the result of medsilo.data for a description of a folder."""
-    with pytest.raises(MedsiloError, match="give this object as sites="):
+    with pytest.raises(MedsiloError, match="pass this object as sites="):
         medsilo.run("fedavg", data=read(frame()))  # type: ignore[arg-type]

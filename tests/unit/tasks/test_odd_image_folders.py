@@ -472,7 +472,7 @@ def bids_with_two_contrasts(to: Writer) -> None:
     bids(to, "T2w")
 
 
-@export(refused="participants.tsv has no column that can be learned")
+@export(refused="a BIDS folder needs masks in derivatives, or labels in participants.tsv")
 def bids_without_anything_to_learn(to: Writer) -> None:
     bids(to)
     (to.root / "participants.tsv").unlink()
