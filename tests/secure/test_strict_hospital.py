@@ -92,7 +92,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     assert "this hospital does not send amplitude" in log
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()
-    assert "not let amplitude out" in written
+    assert "does not send amplitude" in written
     # audit.log names the person who deployed each job, and the site's log states why each job ended
     written = (kit / "audit.log").read_text()
     assert written.count(f"[U:{LEAD}][A:train.deploy]") >= len(ids)

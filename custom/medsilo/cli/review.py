@@ -120,7 +120,7 @@ def _list(screen: Console, kit: Path) -> None:
     screen.say(*map(_line, decided))
     screen.answer(
         approval=home.settings.approval_of(),
-        request=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
+        asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
         decisions=[one.model_dump(mode="json") for one in decided],
     )
 
